@@ -70,7 +70,7 @@ def test_rotation(dtype, heads, dim):
 
 @HALF
 @pytest.mark.parametrize("steps", [1, 6])
-@pytest.mark.parametrize(("heads", "groups", "dim"), [(4, 2, 16), (6, 1, 24), (3, 3, 8), (16, 2, 64)])
+@pytest.mark.parametrize(("heads", "groups", "dim"), [(6, 1, 24), (3, 3, 8), (16, 2, 64)])
 def test_merge(dtype, steps, heads, groups, dim):
     rows, scale = 5, dim**-0.5
     query, grad_out = random(rows, heads, dim, dtype=dtype), random(rows, heads, dim, dtype=dtype, seed=3)

@@ -4,7 +4,9 @@ from functools import partial
 
 import torch
 
+from drafthead.data.packing import pack, whole
 from drafthead.drafters.base import DraftModule, DraftShape
+from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.eagle3.drafter import DraftModel, Eagle3
 from drafthead.drafters.registry import drafter_of, parse_head
 from drafthead.target.pieces import FrozenTarget
@@ -47,6 +49,12 @@ def eagle3(num_steps: int) -> Eagle3:
 def unrolled(model: DraftModel, *given) -> torch.Tensor:
     """(K, R, H) as training computes them."""
     return torch.stack(model.unroll(*given))
+
+
+def packed(store, drafter, windows=None, **options) -> PackedBatch:
+    """These windows, or all documents, as one batch in float64."""
+    windows = windows or [whole(i, store.tokens(i)[1], drafter) for i in range(len(store))]
+    return pack(store, windows, drafter, **options).to(torch.device("cpu"), torch.float64)
 
 
 def frozen(model: DraftModule) -> FrozenTarget:

@@ -55,10 +55,10 @@ def outputs_and_gradients(attend, query, keys, values, cu_queries, cu_keys, weig
     return out, torch.autograd.grad((out * weights).sum(), [query, *keys, *values])
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 4, 7])
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
 @pytest.mark.parametrize("rows", [[9, 1, 14, 3], [4, 1, 14, 1], [1, 0, 5, 3]], ids=["all", "tails", "short tails"])
-@pytest.mark.parametrize("window", [None, 1, 2, 5, 9, 14])
+@pytest.mark.parametrize("window", [None, 1, 5, 14])
 @pytest.mark.parametrize("kernels", ["flash", "dense"])
 def test_forward_and_gradients_equal_dense(monkeypatch, num_steps, heads, rows, window, kernels):
     if kernels == "dense":  # what CUDA runs in float32
@@ -71,27 +71,6 @@ def test_forward_and_gradients_equal_dense(monkeypatch, num_steps, heads, rows, 
     torch.testing.assert_close(ours, dense, rtol=0, atol=1e-12)
     for our_grad, dense_grad in zip(our_grads, dense_grads, strict=True):
         torch.testing.assert_close(our_grad, dense_grad, rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("window", [None, 2, 5, 9])
-@pytest.mark.parametrize("block", [1, 3, 256])
-def test_some_rows_attend_as_they_do_among_all(monkeypatch, window, block):
-    monkeypatch.setattr(attention, "_BLOCK_ROWS", block)
-    query, keys, values, cu_queries, cu_keys, weights = random_problem(1, (4, 2), [4, 1, 14, 1], [9, 1, 14, 3])
-    chosen = torch.tensor([1, 2, 5, 6, 12, 18, 19])  # none of the second document
-
-    def some(query, keys, values, cu_queries, cu_keys, window):
-        documents = (cu_queries, cu_keys, (14, 14), (chosen, len(query)))
-        return draft_attention(query[chosen], keys, values, documents, window)
-
-    ours = outputs_and_gradients(some, query, keys, values, cu_queries, cu_keys, weights[chosen], window)
-    only = torch.zeros_like(weights).index_copy(0, chosen, weights[chosen])
-    out, wanted = outputs_and_gradients(
-        dense_attention_reference, query, keys, values, cu_queries, cu_keys, only, window
-    )
-    torch.testing.assert_close(ours[0], out[chosen], rtol=0, atol=1e-12)
-    for one, reference in zip(ours[1], wanted, strict=True):
-        torch.testing.assert_close(one, reference, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.requires_gpu)])

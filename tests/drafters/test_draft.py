@@ -20,7 +20,7 @@ def test_unroll_equals_sequential_decoding_for_every_norm(norms):
     check_parity(small_model(**norms), lengths=[5, 7], num_positions=3)
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 5, 7])
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
 @pytest.mark.parametrize(("num_aux_layers", "num_layers"), [(1, 1), (2, 2), (4, 3)])
 def test_unroll_equals_sequential_decoding_for_aux_states_layers_and_steps(num_steps, num_aux_layers, num_layers):
     check_parity(small_model(num_layers, num_aux_layers), lengths=[8, 2, 4], num_positions=num_steps)

@@ -14,7 +14,7 @@ from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.exporting.check import choose_documents, expected_rounds, replayed_rounds
 from drafthead.target.pieces import final_normed, load_pieces, load_target_spec
 from tests.data.sequences import sequence, store_of
-from tests.drafters.small_draft import eagle3, small_model
+from tests.drafters.small_draft import eagle3, packed, small_model
 from tests.training.synthetic import small_recipe, synthetic_store
 
 
@@ -127,9 +127,7 @@ def test_more_drafts_than_steps_of_training_begin_with_those(tmp_path):
     store, model, found = store_of(tmp_path, sequence("a", 20, layers=(1, 2, 3), hidden=8)), small_model(), []
     for steps, drafts in ((2, 2), (2, 4), (4, 4)):
         drafter = eagle3(steps)
-        batch = pack(store, [whole(0, store.tokens(0)[1], drafter)], drafter).to(torch.device("cpu"), torch.float64)
-        embeddings = torch.ones(40, 8, dtype=torch.float64)
-        found.append(model.draft(batch, embeddings, drafts))
+        found.append(model.draft(packed(store, drafter), torch.ones(40, 8, dtype=torch.float64), drafts))
     assert torch.equal(found[0], found[1][:2])
     assert torch.equal(found[1], found[2])
 

@@ -1,4 +1,5 @@
-"""One optimiser step of a shipped recipe at true size on fake CUDA tensors; prints what it would take as JSON.
+"""One optimiser step of a shipped recipe at true size on fake CUDA tensors; prints what it would take as JSON, then the
+same with the overrides, if any are given.
 
     python -m tests.gpu.fake_step configs/gpt-oss-120b.yaml [section.key=value ...]
 
@@ -51,14 +52,14 @@ class Launch:
     """
 
     def __init__(self, counter: Counter, kernel: Any, passes: int):
-        self._counter, self._names, self._passes = counter, kernel.arg_names, passes
+        self._counter, self.arg_names, self._passes = counter, kernel.arg_names, passes
 
     def __getitem__(self, grid: tuple[int]) -> Any:
         return self._launch
 
     def _launch(self, *args: Any, **sizes: Any) -> None:
         moved = 0
-        for name, value in zip(self._names, args, strict=False):
+        for name, value in zip(self.arg_names, args, strict=False):
             for tensor in tree_leaves(value):
                 if isinstance(tensor, Tensor):
                     assert tensor.is_cuda
@@ -186,5 +187,6 @@ def waits_of_captured_rows() -> dict[str, int]:
 if __name__ == "__main__":
     tokens, documents = 8192, 4
     lengths = [tokens // documents] * documents
-    found = measure(load_recipe(sys.argv[1], sys.argv[2:]), lengths, [0] * documents)
-    print(json.dumps({**found, "capture_waits": waits_of_captured_rows()}))
+    for overrides in ([], sys.argv[2:]):
+        print(json.dumps(measure(load_recipe(sys.argv[1], overrides), lengths, [0] * documents)))
+    print(json.dumps(waits_of_captured_rows()))

@@ -51,8 +51,6 @@ def vllm_bytes(layers, windowed, window, heads, head_dim, boundaries, hidden, le
         (36, 18, 128, 1, 64, 4, 2880),
         (24, 12, 128, 8, 64, 4, 2880),  # gpt-oss-20b
         (36, 0, 0, 8, 128, 4, 4096),  # qwen3-8b
-        (48, 0, 0, 4, 128, 4, 2048),
-        (32, 0, 0, 8, 128, 4, 4096),
     ],
 )
 @pytest.mark.parametrize(("length", "batched"), [(16_384, 16_384), (8_000, 2_048)])

@@ -12,23 +12,22 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ f
 GIB = 2**30
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory) -> dict[str, str]:
-    """Variables of a hub cache that holds the public targets' config.json, and no network."""
-    folder = tmp_path_factory.mktemp("hub")
-    fill_hub(folder)
-    return {"HF_HUB_CACHE": str(folder), "HF_HUB_OFFLINE": "1"}
-
-
-def measured(hub, *overrides: str) -> dict:
-    """8,192 tokens in four documents, all rows in the loss."""
-    printed = run_ok("-m", "tests.gpu.fake_step", "configs/gpt-oss-120b.yaml", *overrides, **hub)
-    return json.loads(printed.splitlines()[-1])
+RECOMPUTED = ("train.gradient_checkpointing=true", "head.sliding_window=128")
 
 
 @pytest.fixture(scope="module")
-def step(hub) -> dict:
-    return measured(hub)
+def measured(tmp_path_factory) -> list[dict]:
+    """8,192 tokens in four documents, all rows in the loss: kept, recomputed; and where capturing waits."""
+    hub = tmp_path_factory.mktemp("hub")
+    fill_hub(hub)
+    command = ("-m", "tests.gpu.fake_step", "configs/gpt-oss-120b.yaml", *RECOMPUTED)
+    printed = run_ok(*command, HF_HUB_CACHE=str(hub), HF_HUB_OFFLINE="1")
+    return [json.loads(line) for line in printed.splitlines()[-3:]]
+
+
+@pytest.fixture
+def step(measured) -> dict:
+    return measured[0]
 
 
 def test_device_and_types_hold_and_the_step_stays_within_its_budget(step):
@@ -54,13 +53,13 @@ def test_a_batch_is_sent_beside_the_kernels(step):
     assert step["pinned"] == 16
 
 
-def test_the_engine_waits_for_no_captured_rows(step):
-    assert step["capture_waits"] == {}
+def test_the_engine_waits_for_no_captured_rows(measured):
+    assert measured[2] == {}
 
 
-def test_recomputation_of_steps_halves_what_is_kept(hub, step):
+def test_recomputation_of_steps_halves_what_is_kept(measured, step):
     """Of a head with a sliding window, which the kernel is called with."""
-    recomputed = measured(hub, "train.gradient_checkpointing=true", "head.sliding_window=128")
+    recomputed = measured[1]
     assert recomputed["waits"] == step["waits"]
     assert recomputed["peak"] < 0.6 * step["peak"]
     assert recomputed["operations"] / step["operations"] < 4 / 3

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from drafthead.losses import fused
+from drafthead.losses import fused, objectives
 from drafthead.losses.fused import Teacher, head_loss
 from drafthead.losses.objectives import OBJECTIVES, Target, loss_function
 from tests.losses.problems import random_problem
@@ -36,12 +36,14 @@ def assert_same(ours, wanted, atol=1e-12):
         torch.testing.assert_close(one, other, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 9, 30, 4096])  # 1: fewer rows than steps; 9: tokens straddle its borders
+# Rows of a chunk and of a block. 1: fewer rows than steps; 9: tokens straddle its borders
+@pytest.mark.parametrize(("chunk", "block"), [(1, 100), (4, 1), (9, 2), (30, 2), (4096, 100)])
 @pytest.mark.parametrize("num_steps", [1, 3, 7])
 @pytest.mark.parametrize("objective", [*OBJECTIVES, {"reverse_kl": 0.9, "total_variation": 0.1}, "new"], ids=str)
-def test_loss_and_gradients_equal_dense(monkeypatch, objective, num_steps, chunk):
+def test_loss_and_gradients_equal_dense(monkeypatch, objective, num_steps, chunk, block):
     monkeypatch.setitem(OBJECTIVES, "new", jensen_shannon)  # a new loss is a function and one line
     monkeypatch.setitem(fused.CHUNK_ROWS, "cpu", chunk)
+    monkeypatch.setitem(objectives.BLOCK_ELEMENTS, "cpu", 9 * block)
     rows, weight, teacher, scale = random_problem(num_steps, 23)
     rows.teacher[23:46] = -1  # a step without rows
     ours, wanted = (loss(rows, weight, teacher, scale, objective) for loss in (head_loss, dense_loss))
@@ -50,6 +52,9 @@ def test_loss_and_gradients_equal_dense(monkeypatch, objective, num_steps, chunk
     torch.testing.assert_close((ours.position_sums * scale).sum(), ours.loss.detach())
     best = torch.where(rows.teacher >= 0, (rows.states @ weight.T).argmax(-1), -1)
     assert (ours.predictions == best).all()
+    with torch.no_grad():
+        without_gradient = head_loss(rows, weight, teacher, scale, objective)
+    assert all(map(torch.equal, without_gradient, ours))
 
 
 def test_no_scored_row_is_zero_loss():

@@ -1,4 +1,4 @@
-"""Every objective by hand, and its gradient against autograd over the whole."""
+"""Every objective by hand, and at logits where its loss or gradient may not be finite."""
 
 from math import exp, inf, log
 from typing import get_args
@@ -9,9 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from drafthead.config import train
 from drafthead.losses import objectives
-from drafthead.losses.objectives import LK_RATE, OBJECTIVES, Target, loss_function
-
-MIXTURE = {"forward_kl": 0.9, "total_variation": 0.1}
+from drafthead.losses.objectives import LK_RATE, OBJECTIVES
 
 
 def random_rows(spread=1.0, num_rows=30, size=5):
@@ -28,16 +26,9 @@ def scored(objective, z, target_logits, target_lse):
     return objectives.score_rows(objective, z, target, torch.arange(len(z)), torch.ones(len(z)), grad).loss, grad
 
 
-def by_autograd(objective, z, target_logits, target_lse):
-    z, log_r = z.clone().requires_grad_(), target_logits.log_softmax(-1)
-    p = (target_logits - target_lse[:, None]).exp()
-    loss = loss_function(objective)(z, Target(log_r, p.sum(-1, keepdim=True)))
-    return loss.detach(), torch.autograd.grad(loss.sum(), z)[0]
-
-
 def test_the_recipe_offers_every_objective():
     assert get_args(train.ObjectiveName) == tuple(OBJECTIVES)
-    for objective in (*OBJECTIVES, MIXTURE):
+    for objective in (*OBJECTIVES, {"forward_kl": 0.9, "total_variation": 0.1}):
         assert TypeAdapter(train.Objective).validate_python(objective) == objective
 
 
@@ -61,8 +52,8 @@ def test_the_recipe_refuses_other_names_and_coefficients(objective):
 def test_by_hand(objective, wanted):
     p = torch.tensor([[0.5, 0.3]])  # 0.2 lies outside the draft vocabulary, so r = 0.625, 0.375
     q = torch.tensor([[0.9, 0.1]])
-    for loss in (scored, by_autograd):
-        assert loss(objective, q.log(), p.log(), torch.zeros(1))[0].item() == pytest.approx(wanted, abs=1e-6)
+    loss, _ = scored(objective, q.log(), p.log(), torch.zeros(1))
+    assert loss.item() == pytest.approx(wanted, abs=1e-6)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -91,22 +82,6 @@ def test_extreme_logits_stay_finite(objective):
     target_logits = torch.tensor([[-1e4, 0.0, 1e4]])
     for values in scored(objective, torch.tensor([[1e4, 0.0, -1e4]]), target_logits, target_logits.logsumexp(-1)):
         assert values.isfinite().all()
-
-
-@pytest.mark.parametrize("objective", [*OBJECTIVES, MIXTURE], ids=str)
-def test_blocks_and_shared_teacher_rows_change_nothing(monkeypatch, objective):
-    (z, _, _), (_, target_logits, lse) = random_rows(num_rows=7), random_rows(num_rows=3)
-    met, scale = torch.tensor([0, 0, 1, 1, 1, 2, 2]), torch.rand(7, dtype=torch.float64)
-    loss, gradient = scored(objective, z, target_logits[met], lse[met])
-    for block_rows in (1, 2, 100):
-        monkeypatch.setitem(objectives.BLOCK_ELEMENTS, "cpu", 5 * block_rows)
-        target = objectives.prepare_target(objective, target_logits.clone(), lse)
-        grad = z.clone()
-        ours = objectives.score_rows(objective, grad, target, met, scale, grad)  # in place
-        torch.testing.assert_close(ours.loss, loss, rtol=0, atol=1e-12)
-        torch.testing.assert_close(grad, scale[:, None] * gradient, rtol=0, atol=1e-12)
-        assert (ours.best == z.argmax(-1)).all()
-        assert (objectives.score_rows(objective, z, target, met, scale, None).loss == ours.loss).all()
 
 
 @pytest.mark.parametrize("size", [1, 127, 128, 384, 1000])

@@ -25,12 +25,8 @@ def small_recipe(output_dir: Path, *overrides: str) -> Recipe:
 
 
 def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, **texts: int) -> None:
-    """A whole store of `synthetic_sequences`."""
-    write_store(recipe, split, synthetic_sequences(recipe, split, count, seed, **texts))
-
-
-def write_store(recipe: Recipe, split: str, sequences: list[StateSequence]) -> None:
-    """A whole store in one shard."""
+    """A whole store of `synthetic_sequences`, in one shard."""
+    sequences = synthetic_sequences(recipe, split, count, seed, **texts)
     spec = load_target_spec(recipe.target_path)
     directory = recipe.states_dir(split)
     identity = {

@@ -1,6 +1,7 @@
 """Old checkpoints go out of sight before they are deleted; ranks and starts of another run are refused."""
 
 import shutil
+from unittest.mock import Mock
 
 import accelerate.utils
 import pytest
@@ -27,7 +28,7 @@ def test_a_deletion_that_is_killed_leaves_no_damaged_checkpoint(tmp_path, monkey
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_text("rows")
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", _killed)
+        patch.setattr(shutil, "rmtree", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             checkpoint.retain(tmp_path, 2, state(step=16, best_step=8))
     assert names(tmp_path) == [".step_00000004.old", "step_00000008", "step_00000012", "step_00000016"]
@@ -41,10 +42,6 @@ def test_damaged_checkpoints_take_nobodys_place(tmp_path):
         checkpoint.checkpoint_dir(tmp_path, step).mkdir(parents=True)
     checkpoint.retain(tmp_path, 1, state(step=8, best_step=0))
     assert names(tmp_path) == ["step_00000008", "step_00000012", "step_00000016"]
-
-
-def _killed(*_arguments, **_options):
-    raise KeyboardInterrupt
 
 
 def test_a_rank_of_another_recipe_is_named_with_its_host(monkeypatch):

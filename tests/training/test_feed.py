@@ -10,7 +10,7 @@ from drafthead.training.feed import SpoolFeed, _shards_of_steps
 from drafthead.training.inputs import open_inputs
 from tests.artifacts import response, write_response_artifact
 from tests.data.spools import planned
-from tests.training.synthetic import claim_spool, small_recipe, synthetic_sequences, synthetic_store
+from tests.training.synthetic import claim_spool, small_recipe, synthetic_sequences, synthetic_store, synthetic_stores
 
 
 def batches(*documents: tuple[int, ...]) -> list[list[Window]]:
@@ -61,3 +61,9 @@ def test_a_spool_of_other_terms_is_refused_by_value(tmp_path):
     assert len(open_inputs(recipe).train) == 1
     with pytest.raises(artifacts.ArtifactError, match=r"spool_shards: found 4, wanted 6"):
         open_inputs(small_recipe(tmp_path, "states.spool_shards=6"))
+
+
+def test_a_store_of_another_format_is_refused_by_value(tmp_path):
+    synthetic_stores(small_recipe(tmp_path), 2, 2)
+    with pytest.raises(artifacts.ArtifactError, match=r"format: found 'bf16', wanted 'fp8'"):
+        open_inputs(small_recipe(tmp_path, "states.format=fp8"))

@@ -9,12 +9,11 @@ from tests.training.synthetic import small_recipe, synthetic_store
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("options", [(), ("train.optimizer=muon", "train.zero_stage=2")], ids=["adamw", "muon"])
-def test_a_state_that_is_not_finite_stops_all_ranks_and_is_named(tmp_path, options):
+def test_a_state_that_is_not_finite_stops_all_ranks_and_is_named(tmp_path):
     recipe = small_recipe(tmp_path)
     synthetic_store(recipe, "train", 60, seed=0, poisoned=40)
     synthetic_store(recipe, "validation", 6, seed=1)
-    result = launch(recipe, "train.batches_per_step=2", *options, ranks=2)
+    result = launch(recipe, "train.batches_per_step=2", "train.optimizer=muon", "train.zero_stage=2", ranks=2)
     assert result.returncode != 0
     assert f"step {len(entries(recipe.run_dir)) + 1} has loss nan" in result.stderr
     assert "not finite: train0040." in result.stderr

@@ -1,21 +1,16 @@
-"""What the predicted acceptance counts: answers that evaluation counts too, and no others."""
+"""What the predicted acceptance counts: answers that evaluation counts too, none that loop."""
 
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 
-from drafthead.data.packing import pack
-from drafthead.data.responses import repeated_share
 from drafthead.data.store import StateStore
 from drafthead.drafters.replay import Acceptance, empty_acceptance
-from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
-from drafthead.evaluation.results.summary import summarise_acceptance
 from drafthead.training.trainer import LossModule, replayed, replayed_documents
 from tests.data.sequences import document, store_of
-from tests.drafters.small_draft import NUM_STEPS, eagle3, frozen, small_model
+from tests.drafters.small_draft import NUM_STEPS, eagle3, frozen, packed, small_model
 
 # The first two tokens of each are the prompt; the vocabulary has 20 tokens.
 FRESH = [*range(20)]
@@ -32,7 +27,7 @@ def _store(directory: Path, **texts: list[int]) -> StateStore:
 def _acceptance(store: StateStore, max_tokens: int = 99) -> Acceptance:
     model, drafter, total = small_model(), eagle3(NUM_STEPS), empty_acceptance(NUM_STEPS)
     for window in replayed_documents(store, drafter, max_tokens)[0]:
-        batch = pack(store, [window], drafter, whole_text=True).to(torch.device("cpu"), torch.float64)
+        batch = packed(store, drafter, [window], whole_text=True)
         with torch.no_grad():
             scored = LossModule(model)(batch, frozen(model), torch.zeros(NUM_STEPS))
         drafts = scored.predictions.view(batch.scored.shape)
@@ -50,17 +45,6 @@ def test_answers_that_loop_are_left_out(tmp_path):
     without = _store(tmp_path / "without", fresh=FRESH, chat=LOOPED_BEFORE)
     assert _acceptance(store) == _acceptance(without)
     assert _acceptance(store).drafts > 10
-
-
-def test_evaluation_leaves_out_the_same(tmp_path):
-    texts = {"fresh": FRESH, "loop": LOOP}
-    store = _store(tmp_path, **texts)
-    counts = {"k": 1, "accepted_at": [0], "reached_at": [0], "num_tokens": 2}
-    empty = dict.fromkeys(ACCEPTANCE_COLUMNS, 0) | counts | {"category": "chat"}
-    answers = {name: {"prompt_id": name, "repeated": repeated_share(t[2:])} for name, t in texts.items()}
-    rows = [empty | answer | {"method": method} for method in ("none", "eagle3") for answer in answers.values()]
-    summary = summarise_acceptance(pd.DataFrame(rows))
-    assert summary.of("eagle3").prompts == len(replayed_documents(store, eagle3(NUM_STEPS), 99)[0]) == 1
 
 
 def test_where_every_answer_loops_they_are_replayed(tmp_path):

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from drafthead.data.packing import pack, whole
+from drafthead.data.packing import whole
 from drafthead.data.store import StateStore
 from drafthead.drafters.registry import drafter_of
 from drafthead.losses.objectives import OBJECTIVES, Target
-from drafthead.training.trainer import LossModule
-from tests.data.sequences import sequence, store_of
-from tests.drafters.small_draft import NUM_STEPS, dflash_model, eagle3, frozen, peagle_model, small_model
+from drafthead.training.trainer import LossModule, first_choices
+from tests.data.sequences import as_harvested, document, sequence, store_of
+from tests.drafters.small_draft import NUM_STEPS, dflash_model, eagle3, frozen, packed, peagle_model, small_model
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def gradients(store: StateStore, micro_batches: list[list[int]], objective: str)
     total = torch.tensor([w.valid for w in windows]).sum(0)
     scale = drafter.position_weights() / total
     for members in micro_batches:
-        batch = pack(store, [windows[i] for i in members], drafter).to(torch.device("cpu"), torch.float64)
+        batch = packed(store, drafter, [windows[i] for i in members])
         module(batch, frozen(model), scale).loss.backward()
     return [p.grad for p in model.parameters()]
 
@@ -42,12 +42,34 @@ def test_any_packing_gives_the_same_gradient(store, objective, micro_batches):
     assert any(g.abs().max() > 1e-3 for g in together)
 
 
+def test_losses_are_the_same_to_the_last_bit_without_the_rows_that_nothing_reads(tmp_path):
+    """A harvest stores no teacher rows of prompts; the last token, never read by the target, has noise for states."""
+    documents, found = [document("a", list(range(9))), document("b", list(range(14)))], []
+    documents[1].loss_mask[:5] = documents[1].loss_mask[-NUM_STEPS:] = 0  # validation goes on behind the response
+    stores = [store_of(tmp_path / "full", *documents)]
+    for written in documents:
+        for rows in (*written.aux.values(), written.last_hidden, written.lse):
+            rows[-1] = 50 * torch.randn(rows[-1].shape)
+        written.argmax[-1] = 7
+    stores.append(store_of(tmp_path / "stored", *map(as_harvested, documents)))
+    model, drafter = small_model(), eagle3(NUM_STEPS)
+    for store in stores:
+        for validation in (False, True):
+            batch = packed(store, drafter, whole_text=validation)
+            scored = LossModule(model)(batch, frozen(model), torch.ones(NUM_STEPS))
+            grads = torch.autograd.grad(scored.loss, list(model.parameters()))
+            assert torch.equal(scored.predictions >= 0, batch.scored.flatten())
+            hits = first_choices(scored, batch, frozen(model))
+            found.append((scored.position_sums, scored.predictions, hits, *grads))
+    assert stores[1].stored(1).first_teacher_row == 4
+    assert all(map(torch.equal, found[0] + found[1], found[2] + found[3]))
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_at_a_temperature_target_and_draft_are_those_that_are_served(store, objective):
     """One token outside of the draft vocabulary: its logit follows from the log-sum-exp at temperature 1."""
     model, drafter, T = small_model(), eagle3(NUM_STEPS), 0.6
-    target, windows = frozen(model), [whole(i, store.tokens(i)[1], drafter) for i in range(len(store))]
-    batch = pack(store, windows, drafter).to(torch.device("cpu"), torch.float64)
+    target, batch = frozen(model), packed(store, drafter)
     logits = target.normed(batch.last_hidden) @ target.head_rows.T  # (Q, D)
     outside = logits.mean(1) + 1
     batch = replace(batch, lse=torch.logaddexp(logits.logsumexp(1), outside))
@@ -70,8 +92,7 @@ def test_a_head_trained_on_zeroed_states_ignores_those_it_is_served(store, build
     torch.nn.init.zeros_(model.fc.weight)  # as a run begins
     model.fc.weight.register_hook(torch.zeros_like)
     drafter = drafter_of(model.shape.head)
-    windows = [whole(i, store.tokens(i)[1], drafter) for i in range(len(store))]
-    batch = pack(store, windows, drafter).to(torch.device("cpu"), torch.float64)
+    batch = packed(store, drafter)
     module, scale = LossModule(model), torch.ones(drafter.num_positions)
     module(batch, frozen(model), scale).loss.backward()
     with torch.no_grad():
