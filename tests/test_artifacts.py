@@ -20,6 +20,8 @@ def test_an_artifact_from_claim_to_manifest(tmp_path):
     with pytest.raises(ArtifactError, match="states .*run: harvest"):
         artifacts.require(directory, "states", "harvest")
     artifacts.finish(directory, {"shards": 1})
+    with pytest.raises(ArtifactError, match="states of schema 1.* prompts"):
+        artifacts.require(directory, "prompts", "make it")
     manifest = artifacts.require(directory, "states", "harvest")
     assert manifest["counts"] == {"shards": 1}
     assert artifacts.finish(directory, {}, lasting=False)["files"] == {}  # made to be consumed
@@ -52,15 +54,6 @@ def test_foreign_and_damaged_files_are_refused_and_kept(name, tmp_path):
     with pytest.raises(ArtifactError, match=name):
         artifacts.begin(tmp_path, "states", {})
     assert (tmp_path / name).read_text() == "{mine"
-
-
-def test_require_tells_missing_from_wrong_kind(tmp_path):
-    with pytest.raises(ArtifactError, match="none .*make it"):
-        artifacts.require(tmp_path / "none", "states", "make it")
-    artifacts.begin(tmp_path / "p", "prompts", {})
-    artifacts.finish(tmp_path / "p", {})
-    with pytest.raises(ArtifactError, match="prompts of schema 1.* states"):
-        artifacts.require(tmp_path / "p", "states", "make it")
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from drafthead.config import RENAMED, REPO_ROOT, load_recipe
-from drafthead.config.recipe import PromptsConfig, ResponsesConfig
+from drafthead.config import REPO_ROOT, load_recipe
 from drafthead.generation.prompts import locate_sources
 
 
@@ -12,24 +11,15 @@ from drafthead.generation.prompts import locate_sources
     [
         ("train.lerning_rate=1", r"train\.lerning_rate"),
         ("train.epochs=many", r"train\.epochs.*'many'"),
-        ("train.epochs=0", r"train\.epochs.*0"),
         ("target.aux_layer_ids=[4,2]", r"target.aux_layer_ids \[4, 2\]"),
         ("target.aux_layer_ids=[2,2]", r"target.aux_layer_ids \[2, 2\]"),
         ("eval.num_draft_tokens=9", "eval.num_draft_tokens 9 .* 4 draft positions"),
-        (
-            ("head.type=dflash", "head.mask_token_id=9", "head.num_draft_positions=4", "eval.num_draft_tokens=5"),
-            "num_draft_tokens 5",
-        ),
         ("eval.num_draft_tokens=[3,3]", "eval.num_draft_tokens: 3 "),
         ("eval.methods=[ngram,ngram]", "eval.methods: ngram"),
-        ("eval.methods=[{name: x, method: ngram, num_draft_tokens: [3,3]}]", "methods.0.num_draft_tokens: 3 "),
         ("eval.served=[typo]", "eval.served .*typo.*eagle3, ngram"),
-        ("eval.served=[none]", "eval.served .*none"),
-        ("eval.served=[eagle3,eagle3]", "eval.served: eagle3"),
         ("eval.methods=[]", "eval.methods: .*at least 1"),
         ("eval.concurrency=[]", "eval.concurrency: .*at least 1"),
         ("eval.methods=[medusa]", "medusa .*FasterDecoding/Medusa"),
-        ("eval.methods=[eagle]", "eagle .*SafeAILab/EAGLE"),
         ("eval.methods=[{name: none-x, method: ngram}]", "name"),
         ("eval.methods=[{name: x, method: ngram, head: y}]", "x.*ngram.*`head`"),
         ("eval.methods=[{name: x, method: ngram, extra: {model: y}}]", "`extra` .*model"),
@@ -38,28 +28,33 @@ from drafthead.generation.prompts import locate_sources
         ("eval.concurrency=[{concurrency: 2, burstiness: 2}]", "request_rate"),
         ("states.spool_shards=1", r"states.spool_shards.*'?1'?"),
         ("eval.traffic.concurrency.4=0", "eval.traffic.concurrency.4: .*0"),
-        ("eval.traffic.concurrency={0: 1}", "eval.traffic.concurrency.0.*0"),
         (
             ("head.num_attention_heads=6", "head.num_key_value_heads=3", "engine.tensor_parallel_size=2"),
             "num_key_value_heads 3 .*tensor_parallel_size 2 .*choose",
         ),
         (("eval.concurrency=0",), r"eval\.concurrency\.0\.concurrency: .*greater than 0 \(given: 0\)$"),
         ("eval.endpoints=[{name: a, url: 'http://host:abc', model: m}]", "'http://host:abc' must be http://host:port"),
-        ("eval.synthetic_acceptance_length=3", r"eval.synthetic_acceptance_length: gone: .*`extra: "),
         ("responses.max_tokens=1024", "max_tokens 1024 .*engine.max_model_len"),
         ("head.num_key_value_heads=3", "head.num_key_value_heads 3"),
         ("head.head_dim=20", r"head.head_dim.*20"),
-        ("train.seed=-1", r"train.seed.*-1"),
         ("name=../elsewhere", "name.*/elsewhere"),
         ("train", "'train'"),
         (("train.precision=bf16", "train.zero_stage=0"), r"train.precision.*train.zero_stage"),
         ("head.coverage=0.98", r"head\.draft_vocab_size 2048 and head\.coverage 0.98"),
         ("head.draft_vocab_size=0", r"head\.draft_vocab_size 0 and head\.coverage None"),
-        *((("head.draft_vocab_size=0", f"head.coverage={share}"), "head.coverage") for share in ("0", "1.01", "-1")),
+        (("head.draft_vocab_size=0", "head.coverage=1.01"), "head.coverage"),
         (("prompts.path=null", "prompts.sources=[{name: a, path: b, turns: all}]"), "a makes .*turns: all"),
         (("states.one_pass=true", "responses.regenerate=false"), r"one_pass.*regenerate true \(not False"),
         (("states.one_pass=true", "states.backend=transformers"), r"states.backend vllm \(not transformers"),
         (("states.one_pass=true", "states.spool_shards=4"), r"states.spool_shards \(4\)"),
+        ("prompts.path=null", "path or sources.* none"),
+        ("prompts.sources=[{name: a}]", "path or sources.* both"),
+        (("prompts.path=null", "prompts.sources=[{name: a, train: 1}, {name: a}]"), "source a "),
+        ("responses.temperature={}", "responses.temperature"),
+        ("responses.temperature={0.7: 0}", "responses.temperature"),
+        ("responses.temperature=-0.1", "responses.temperature"),
+        ("responses.reasoning_efforts={max: 1}", "'low', 'medium' or 'high'"),
+        ("responses.reasoning_efforts=[]", "responses.reasoning_efforts"),
     ],
 )
 def test_a_mistake_is_named_with_its_value(overrides, named):
@@ -67,17 +62,12 @@ def test_a_mistake_is_named_with_its_value(overrides, named):
         load_recipe(overrides=[overrides] if isinstance(overrides, str) else overrides)
 
 
-@pytest.mark.parametrize(
-    "old", ["target.tap_ids", "train.start_from", "train.num_ttt_steps", "train.step_weight_decay", "eval.loads"]
-)
 @pytest.mark.parametrize("in_file", [True, False])
-def test_an_old_key_is_refused_with_the_new_one(old, in_file, tmp_path):
-    section, key = old.split(".")
-    recipe = tmp_path / "old.yaml"
-    written = (REPO_ROOT / "configs/tiny.yaml").read_text()
-    recipe.write_text(written.replace(f"\n{section}:\n", f"\n{section}:\n  {key}: 1\n") if in_file else written)
-    with pytest.raises(ValueError, match=f"{old}: .*{RENAMED[old]}"):
-        load_recipe(recipe, [] if in_file else [f"{old}=1"])
+def test_an_old_key_is_refused_with_the_new_one(in_file, tmp_path):
+    recipe, written = tmp_path / "old.yaml", (REPO_ROOT / "configs/tiny.yaml").read_text()
+    recipe.write_text(written.replace("\ntarget:\n", "\ntarget:\n  tap_ids: 1\n") if in_file else written)
+    with pytest.raises(ValueError, match=r"target\.tap_ids: .*target\.aux_layer_ids"):
+        load_recipe(recipe, [] if in_file else ["target.tap_ids=1"])
 
 
 def test_a_head_without_its_type_or_of_another_is_refused_with_that_key(tmp_path):
@@ -110,15 +100,10 @@ def test_a_missing_recipe_lists_those_that_exist():
         load_recipe("nope.yaml")
 
 
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [("name: a\nname: b\n", "duplicate key"), ("name: !!python/object/apply:os.getcwd []\n", "not valid")],
-    ids=["a key given twice", "an object of Python"],
-)
-def test_yaml_is_plain_data(content, named, tmp_path):
+def test_no_object_of_python_is_made(tmp_path):
     path = tmp_path / "recipe.yaml"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=named):
+    path.write_text("name: !!python/object/apply:os.getcwd []\n")
+    with pytest.raises(ValueError, match="not valid"):
         load_recipe(path)
 
 
@@ -137,26 +122,6 @@ def test_single_values_and_lists_mean_the_same():
         ("deep", (4, 1)),
     ]
     assert section.num_draft_tokens == 3
-
-
-@pytest.mark.parametrize(
-    ("section", "values", "named"),
-    [
-        (PromptsConfig, {}, "path or sources.* none"),
-        (PromptsConfig, {"path": "x", "sources": [{"name": "a"}]}, "path or sources.* both"),
-        (PromptsConfig, {"sources": []}, "none"),
-        (PromptsConfig, {"sources": [{"name": "a", "train": 1}, {"name": "a"}]}, "source a "),
-        (PromptsConfig, {"sources": [{"name": "a", "trane": 1}]}, "trane"),
-        (ResponsesConfig, {"max_tokens": 8, "temperature": {}}, "temperature"),
-        (ResponsesConfig, {"max_tokens": 8, "temperature": {0.7: 0}}, "temperature"),
-        (ResponsesConfig, {"max_tokens": 8, "temperature": -0.1}, "temperature"),
-        (ResponsesConfig, {"max_tokens": 8, "reasoning_efforts": {"max": 1}}, "'low', 'medium' or 'high'"),
-        (ResponsesConfig, {"max_tokens": 8, "reasoning_efforts": ()}, "reasoning_efforts"),
-    ],
-)
-def test_a_section_that_means_nothing_is_refused(section, values, named):
-    with pytest.raises(ValueError, match=named):
-        section.model_validate(values)
 
 
 def test_only_a_size_chosen_by_coverage_follows_the_vocabulary():

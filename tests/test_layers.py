@@ -13,29 +13,18 @@ PACKAGE = REPO_ROOT / "drafthead"
 FOUNDATIONS = {
     "config", "artifacts", "files", "locks", "processes", "progress", "cli", "statistics", "tracking", "section",
 }  # fmt: skip
-STAGES = {"generation", "training", "exporting", "evaluation"}
-ALLOWED = {
-    **dict.fromkeys(FOUNDATIONS, FOUNDATIONS),
-    "losses": FOUNDATIONS,
-    "target": FOUNDATIONS,
-    "drafters": {"losses", "target", *FOUNDATIONS},
-    "data": {"drafters", "losses", "target", *FOUNDATIONS},
-    "engine": {"data", "drafters", "losses", "target", *FOUNDATIONS},
-    **{stage: {"engine", "data", "drafters", "losses", "target", *FOUNDATIONS} for stage in STAGES},
-    **{
-        above: {*STAGES, "engine", "data", "drafters", "losses", "target", *FOUNDATIONS}
-        for above in ("planning", "adapting")
-    },
-}
+# From the lowest up: what imports those below its own layer. Only foundations import one another.
+LAYERS = (
+    FOUNDATIONS, {"losses", "target"}, {"drafters"}, {"data"}, {"engine"},
+    {"generation", "training", "exporting", "evaluation"}, {"planning", "adapting"},
+)  # fmt: skip
 SECTIONS = {
     "drafthead.drafters.registry", "drafthead.drafters.registry.Head", "drafthead.drafters.registry.section_of",
-    "drafthead.drafters.config",
-    "drafthead.drafters.config.HeadConfig",
+    "drafthead.drafters.config", "drafthead.drafters.config.HeadConfig",
 }  # fmt: skip
-# Within a stage: sub-packages from the lowest up; modules of the stage's own folder lie below all of them.
-WITHIN = {
-    "evaluation": ("", "measuring", "results", "decision", "reporting"),
-}
+USERS = {"tools", "tests", "benchmarks", "data_gen", "train", "export", "eval"}
+# Sub-packages of evaluation from the lowest up; modules of its own folder lie below all of them.
+EVALUATION = ("", "measuring", "results", "decision", "reporting")
 
 
 def imported_names(path: Path) -> set[str]:
@@ -49,66 +38,49 @@ def imported_names(path: Path) -> set[str]:
     return names
 
 
-def layer_of(name: str) -> str:
-    return name.split(".")[1] if "." in name else ""
+def test_imports_point_down():
+    for path in PACKAGE.rglob("*.py"):
+        own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if own == "__init__":
+            continue
+        names = imported_names(path)
+        assert not {name.split(".")[0] for name in names} & USERS, path
+        used = {name.split(".")[1] for name in names if name.startswith("drafthead.")}
+        # A drafter owns its section of the recipe, and the registry names them all without torch.
+        if own == "config" and {name for name in names if name.startswith("drafthead.drafters")} <= SECTIONS:
+            used -= {"drafters"}
+        rank = next(i for i, layer in enumerate(LAYERS) if own in layer)
+        forbidden = used - {own} - FOUNDATIONS.union(*LAYERS[:rank])
+        assert not forbidden, f"{path} imports {sorted(forbidden)}, which is not below it"
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_point_down(path):
-    relative = path.relative_to(PACKAGE)
-    own = relative.parts[0].removesuffix(".py")
-    if own == "__init__":
-        return
-    used = {layer_of(name) for name in imported_names(path) if name.startswith("drafthead.")}
-    # A drafter owns its section of the recipe, and the registry names them all without torch.
-    if own == "config" and {n for n in imported_names(path) if n.startswith("drafthead.drafters")} <= SECTIONS:
-        used -= {"drafters"}
-    forbidden = used - {own, ""} - ALLOWED[own]
-    assert not forbidden, f"{relative} ({own}) imports {sorted(forbidden)}, which is not below it"
-
-
-@pytest.mark.parametrize("stage", sorted(WITHIN))
-def test_imports_point_down_within_a_stage(stage):
-    order = WITHIN[stage]
-    for path in sorted((PACKAGE / stage).rglob("*.py")):
-        inside = path.relative_to(PACKAGE / stage).parts
+def test_imports_point_down_within_evaluation():
+    for path in (PACKAGE / "evaluation").rglob("*.py"):
+        inside = path.relative_to(PACKAGE / "evaluation").parts
         own = inside[0] if len(inside) > 1 else ""
         for name in imported_names(path):
-            used = name.split(".")[2:] if name.startswith(f"drafthead.{stage}.") else []
-            layer = used[0] if used and used[0] in order else ""
-            assert order.index(layer) <= order.index(own), f"{path} ({own}) imports {name}, which is not below it"
+            used = name.split(".")[2:] if name.startswith("drafthead.evaluation.") else []
+            layer = used[0] if used and used[0] in EVALUATION else ""
+            assert EVALUATION.index(layer) <= EVALUATION.index(own), f"{path} imports {name}, which is not below it"
 
 
 def test_the_rule_names_every_layer_there_is():
     found = {p.name for p in PACKAGE.iterdir() if p.is_dir() and any(p.glob("*.py"))}
     found |= {p.stem for p in PACKAGE.glob("*.py")} - {"__init__"}
-    assert found == set(ALLOWED)
+    assert found == set().union(*LAYERS)
 
 
-@pytest.mark.parametrize(
-    ("layers", "absent"),
-    [
-        (("losses", "target", "drafters"), ("vllm", "deepspeed", "accelerate", "triton")),
-        (("data", "training"), ("vllm",)),
-    ],
-)
-def test_lower_layers_import_without_engines(layers, absent):
-    modules = [
-        ".".join(path.relative_to(REPO_ROOT).with_suffix("").parts)
-        for layer in layers
-        for path in sorted((PACKAGE / layer).glob("*.py"))
-        if path.name not in ("__init__.py", "kernels.py")  # kernels: imported by losses.fused on CUDA only
-    ]
-    blocked = "".join(f"sys.modules[{name!r}] = None; " for name in absent)
-    program = f"import sys; {blocked}import importlib; [importlib.import_module(m) for m in {modules!r}]"
-    result = run_python("-c", program)
+def test_lower_layers_import_without_engines():
+    blocked = "vllm", "deepspeed", "accelerate", "triton"
+    steps = [f"import importlib, sys; sys.modules |= dict.fromkeys({blocked!r})"]
+    for layer in ("losses", "target", "drafters", "data", "training"):
+        if layer == "data":
+            steps.append("[sys.modules.pop(name) for name in ('deepspeed', 'accelerate', 'triton')]")
+        modules = [path.stem for path in sorted((PACKAGE / layer).glob("*.py"))]
+        modules = [name for name in modules if name not in ("__init__", "kernels")]  # kernels: on CUDA only
+        steps += [f"importlib.import_module('drafthead.{layer}.{name}')" for name in modules]
+    result = run_python("-c", "; ".join(steps))
     assert result.returncode == 0, result.stderr
-
-
-def test_the_library_does_not_import_what_uses_it():
-    for path in PACKAGE.rglob("*.py"):
-        used = {name.split(".")[0] for name in imported_names(path)}
-        assert not used & {"tools", "tests", "benchmarks", "data_gen", "train", "export", "eval"}, path
 
 
 def test_no_recipe_script_shadows_a_library():
@@ -117,7 +89,7 @@ def test_no_recipe_script_shadows_a_library():
     assert not set(scripts) & taken
 
 
-@pytest.mark.parametrize("first", ["drafters.registry", "drafters.base", "drafters.eagle3.config", "config"])
+@pytest.mark.parametrize("first", ["drafters.registry", "drafters.eagle3.config"])
 def test_recipe_and_drafters_import_in_any_order(first):
     """The recipe's head section is a drafter's: whichever is imported first must not find the other half done."""
     assert run_python("-c", f"import drafthead.{first}").returncode == 0

@@ -66,7 +66,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel is a
         ("train/eagle3.py", "--dry-run", {}, "3000"),
         ("eval/compare.py", "--help", {}, "3000"),
         ("eval/compare.py", "--help", {"OMP_WAIT_POLICY": "active"}, "30000000000"),
-        ("eval/compare.py", "--help", {"GOMP_SPINCOUNT": "7"}, "7"),
     ],
 )
 def test_threads_that_wait_soon_sleep_unless_the_user_says_so(script, option, given, looks):

@@ -135,10 +135,8 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         metadata = _Metadata()
         for req_id, before in computed.items():
             request = self._requests[req_id]
-            # Drafts may be rejected; what a preempted request computes a second time was copied before.
-            drafts = scheduler_output.scheduled_spec_decode_tokens.get(req_id, ())
-            stop = before + scheduler_output.num_scheduled_tokens[req_id] - len(drafts)
-            if stop > request.start:
+            stop = before + scheduler_output.num_scheduled_tokens[req_id]  # no drafts are among them: WithoutDrafts
+            if stop > request.start:  # what a preempted request computes a second time was copied before
                 metadata.rows.append(replace(request, block_ids=list(request.block_ids), stop=stop))
                 request.start = stop
         return metadata

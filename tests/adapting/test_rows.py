@@ -78,8 +78,3 @@ def test_words_of_the_chat_template_make_no_overlap(tmp_path, records, tokenizer
         assert len(breaks) >= 3
         # No 13 words of the template in a row, alone or with what follows.
         assert max(after - before for before, after in zip([-1, *breaks[:5]], breaks, strict=False)) < 13
-
-
-def test_too_little_is_an_error_with_the_next_action(tmp_path, records):
-    with pytest.raises(ValueError, match=r"adapt\.min_tokens"):
-        rows_of(tmp_path, tiny_recipe(tmp_path), records[:2], 1000.0)

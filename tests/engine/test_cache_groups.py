@@ -9,7 +9,7 @@ from drafthead.engine.offline import import_vllm, needs_one_cache_group
 from tests.engine.shards import config_without_model
 from tests.recipes import tiny_recipe
 
-TARGETS = {"gpt-oss-120b": (18, 18, 8, 64), "gpt-oss-20b": (12, 12, 8, 64), "gemma-like": (4, 20, 4, 256)}
+TARGETS = {"gpt-oss": (18, 18, 8, 64), "gemma-like": (4, 20, 4, 256)}
 
 
 def groups_with_a_draft(target, layers: int, heads: int, dim: int, window: int | None = None) -> int:

@@ -119,20 +119,3 @@ def test_last_boundary_gives_the_targets_own_logits(harvested: Harvest, referenc
         torch.testing.assert_close(sequence.lse, logits.logsumexp(-1), rtol=1e-3, atol=1e-2)
         chosen = logits.gather(1, sequence.argmax[:, None].long())[:, 0]
         torch.testing.assert_close(chosen, logits.amax(-1), rtol=1e-3, atol=1e-2)
-
-
-def test_rows_of_a_draft_wait_until_it_is_accepted():
-    from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
-
-    from drafthead.engine.connector import HiddenStatesConnector, _Request
-
-    connector = HiddenStatesConnector.__new__(HiddenStatesConnector)
-    connector._requests = {"r": _Request("a-1", [2, 3], start=7)}
-
-    def rows(computed: int, scheduled: int, drafts: list[int]) -> list[tuple]:
-        cached = CachedRequestData(["r"], set(), [], {}, [None], [computed], [0])
-        output = SchedulerOutput([], cached, {"r": scheduled}, scheduled, {"r": drafts}, {}, set(), [])
-        return [(r.keep, r.start, r.stop, r.block_ids) for r in connector.build_connector_meta(output).rows]
-
-    assert rows(7, 2, [9]) == [("a-1", 7, 8, [2, 3])]
-    assert rows(9, 1, []) == [("a-1", 8, 10, [2, 3])]

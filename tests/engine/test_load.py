@@ -58,10 +58,9 @@ def test_a_stream_is_timed_chunk_by_chunk():
 @pytest.mark.parametrize(
     ("chunks", "status", "error"),
     [
-        ([], 200, "cut short"),
         ([DONE], 200, "cut short"),
         ([DEAD, DONE], 200, "engine dead"),
-        *(([chunk, USAGE, DONE], 200, "DecodeError") for chunk in (b'data: {"choices": [\n\n', b'data: {"\xff"}\n\n')),
+        ([b'data: {"choices": [\n\n', USAGE, DONE], 200, "DecodeError"),
         ([], 503, "503"),
     ],
 )
@@ -73,11 +72,9 @@ def test_a_response_that_breaks_off_or_is_none_is_a_failure_of_its_request(chunk
     ("pieces", "index"),
     [
         (("<|channel|>", "analysis<|message|>hm", "<|end|><|channel|>final", "<|message|>", "Yes"), 4),
-        (("<|channel|>final<|message|>Yes",), 0),
         (("Yes", "no"), 0),  # without channels
         (("<|channel|>analysis<|message|>hm",), None),
         (("<|channel|>final<|message|>", ""), None),
-        ((), None),
     ],
 )
 def test_the_final_channel_begins_after_its_marker(pieces, index):
@@ -85,9 +82,11 @@ def test_the_final_channel_begins_after_its_marker(pieces, index):
     assert math.isnan(found) if index is None else found == index
 
 
-def test_an_endpoint_that_does_not_answer_is_named():
-    with pytest.raises(ServerError, match=r"endpoint gone at http://127.0.0.1:9:"):
-        endpoint_server(EndpointConfig(name="gone", url="http://127.0.0.1:9", model="m"))
+def test_an_endpoint_that_does_not_answer_or_lists_no_models_is_named():
+    with replying(lambda: '{"status": "ok"}') as url:
+        for where, said in (("http://127.0.0.1:9", ""), (url, ".*'data'")):
+            with pytest.raises(ServerError, match=f"endpoint other at {where}:{said}"):
+                endpoint_server(EndpointConfig(name="other", url=where, model="m"))
 
 
 def test_no_request_is_lost_on_a_connection_that_the_server_gives_up():

@@ -146,14 +146,6 @@ def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path, monkeypatch)
             pass
 
 
-def test_an_endpoint_that_lists_no_models_is_named():
-    with (
-        replying(lambda: '{"status": "ok"}') as url,
-        pytest.raises(ServerError, match=f"endpoint other at {url}.*'data'"),
-    ):
-        endpoint_server(EndpointConfig(name="other", url=url, model="m"))
-
-
 def test_a_cache_that_is_not_reset_at_once_is_reset_again(tmp_path):
     """vLLM returns code 200 and success false while blocks are still held."""
     results = iter([False, False, True])

@@ -1,29 +1,13 @@
-"""Rows become a shard; those of responses are kept until their shard is known."""
+"""Rows that do not fit their shard are refused; those of responses are kept until their shard is known."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from drafthead.data.shard import Shard, shard_path
+from drafthead.data.shard import shard_path
 from drafthead.engine.shard_writer import KeptRows
 from tests.engine.shards import as_texts, writer_of
-
-
-def test_a_shard_is_cut_out_of_the_rows_of_its_sequences(tmp_path: Path):
-    texts, path = [[1, 2, 3], [2, 3], [3, 1, 0, 2]], shard_path(tmp_path, 0)
-    rows = [torch.randn(len(text), 2, 4) for text in texts]
-    writer = writer_of(2)
-    writer.write(path, as_texts(0, texts), rows)
-    writer.finish()
-    writer.close()
-    shard = Shard(path)
-    assert shard.ids == ["0-0", "0-1", "0-2"]
-    last = shard[2]
-    assert (last.input_ids.tolist(), last.loss_mask.tolist(), last.first_teacher_row) == (texts[2], [0, 0, 1, 1], 1)
-    assert torch.equal(last.aux[1], rows[2][:, 0])
-    assert torch.equal(last.last_hidden, rows[2][1:, 1])
-    assert len(last.argmax) == len(last.lse) == 3
 
 
 def test_an_error_on_the_thread_reaches_the_caller_and_the_engines_threads_stay(tmp_path: Path):

@@ -26,13 +26,8 @@ def head(tmp_path):
     return recipe
 
 
-def measured(*rows):
-    """What the card reads of evaluation's summary."""
-    names = ("category", "K", "temperature", "effort", "prompts", "length")
-    return {"max_tokens": 192, "rows": [SimpleNamespace(**dict(zip(names, row, strict=True))) for row in rows]}
-
-
-_MEASURED = measured(
+_COLUMNS = ("category", "K", "temperature", "effort", "prompts", "length")
+_ROWS = (
     ("all", 3, 0.7, "medium", 147, Interval(2.694, 2.62, 2.77)),
     ("a|b <img>\nc", 5, 0.7, "medium", 9, Interval(1.5, 1.4, 1.6)),
     ("all", 3, 0, "high", 147, Interval(2.8, 2.7, 2.9)),
@@ -66,7 +61,8 @@ def test_results_and_licence_appear_without_touching_the_artifact(head, tmp_path
     before = (head.head_dir / artifacts.MANIFEST).read_bytes()
     licensed = recipe_at(tmp_path / "second", "export.license=apache-2.0")
     export_head(licensed, serve_check=False)
-    text = write_card(licensed, _MEASURED, "me/head").read_text()
+    rows = [SimpleNamespace(**dict(zip(_COLUMNS, row, strict=True))) for row in _ROWS]
+    text = write_card(licensed, {"max_tokens": 192, "rows": rows}, "me/head").read_text()
     assert "| measured on held-out prompts: all | 3 | 0.7 | 147 | 2.69 [2.62, 2.77] |" in text
     few = " (of 9 prompts only: decides nothing)"
     assert f"| measured on held-out prompts: a\\|b &lt;img> c | 5 | 0.7 | 9 | 1.50 [1.40, 1.60]{few} |" in text
@@ -101,13 +97,7 @@ def test_a_damaged_or_unservable_head_is_not_pushed(head, api, tmp_path):
     assert not api.mock_calls
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"regenerate": True, "temperature": 0.7}, "responses of the target itself, temperature 0.7"),
-        ({"regenerate": True, "temperature": {"0.0": 1, "1.0": 3}}, "temperature 0.0 (1), 1.0 (3) by weight"),
-        ({"regenerate": False, "temperature": 1.0}, "responses that the data had, not the target's own"),
-    ],
-)
-def test_where_the_responses_came_from(settings, words):
-    assert response_source(settings).endswith(words)
+def test_where_the_responses_came_from():
+    weighted = {"regenerate": True, "temperature": {"0.0": 1, "1.0": 3}}
+    assert response_source(weighted).endswith("temperature 0.0 (1), 1.0 (3) by weight")
+    assert "not the target's own" in response_source({"regenerate": False, "temperature": 1.0})

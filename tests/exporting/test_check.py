@@ -4,7 +4,7 @@ An engine of the speculators layout is started from the head's directory alone. 
 computes is compared in test_vllm_logits.py.
 """
 
-from dataclasses import replace
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,8 @@ from torch import Tensor
 
 from drafthead import artifacts
 from drafthead.config import Recipe
-from drafthead.data import store as state_store
 from drafthead.data.packing import pack, whole
 from drafthead.data.responses import loops
-from drafthead.data.shard import shard_path, write_shard
 from drafthead.data.store import StateStore
 from drafthead.drafters.base import draft_shape
 from drafthead.drafters.registry import drafter_of
@@ -26,54 +24,36 @@ from drafthead.exporting.export import export_head
 from drafthead.generation.harvest import harvest
 from drafthead.generation.prompts import make_prompts
 from drafthead.generation.regenerate import regenerate
-from drafthead.target.pieces import frozen_target, load_pieces, load_target_spec, target_identity
+from drafthead.target.pieces import frozen_target, load_pieces
 from drafthead.training.trainer import LossModule
 from tests.exporting.runs import recipe_at, write_run
 
 pytestmark = pytest.mark.slow
 
-FEW = ("prompts.max_train=14", "prompts.validation=12")
+FEW = ("prompts.max_train=14", "prompts.validation=12", "head.num_layers=2", "states.backend=transformers")
 HEADS = {
-    "one aux layer, the whole vocabulary, norm_output, cut where evaluation cuts": (
-        "target.aux_layer_ids=[8]", "head.draft_vocab_size=3072", "head.norm_output=true", "head.norm_before_fc=false",
-        "eval.max_tokens=100",
+    "four aux layers with the embeddings, a sliding window, every norm, cut where evaluation cuts": (
+        "target.aux_layer_ids=[0,2,5,8]", "head.fc_norm=true", "head.norm_output=true",
+        "head.norm_before_residual=true", "head.sliding_window=16", "export.format=speculators", "eval.max_tokens=100",
     ),
-    "four aux layers with the embeddings, two layers with a sliding window, every norm": (
-        "target.aux_layer_ids=[0,2,5,8]", "head.num_layers=2", "head.fc_norm=true", "head.norm_output=true",
-        "head.norm_before_residual=true", "head.sliding_window=16", "export.format=speculators",
-    ),
-    "P-EAGLE in the speculators layout, two layers, fc_norm": (
-        "target.aux_layer_ids=[2,5,8]", "head.type=peagle", "head.mask_token_id=9", "head.num_layers=2",
+    "P-EAGLE in the speculators layout, the whole vocabulary, fc_norm": (
+        "target.aux_layer_ids=[2,5,8]", "head.type=peagle", "head.mask_token_id=9", "head.draft_vocab_size=3072",
         "head.fc_norm=true", "head.norm_before_fc=false", "export.format=speculators",
     ),
-    "DFlash, two layers with a sliding window that see a block in both directions": (
-        "target.aux_layer_ids=[2,5,8]", "head.type=dflash", "head.mask_token_id=9", "head.num_layers=2",
-        "head.sliding_window=16", "head.causal=false",
+    "DFlash with a sliding window that sees a block in both directions": (
+        "target.aux_layer_ids=[2,5,8]", "head.type=dflash", "head.mask_token_id=9", "head.sliding_window=16",
+        "head.causal=false",
     ),
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def responses(tmp_path_factory) -> StateStore:
-    """The target's greedy float32 responses with the states of every boundary that a head below reads."""
-    recipe = recipe_at(tmp_path_factory.mktemp("responses"), *FEW, "target.aux_layer_ids=[0,2,5,8]")
+def data(tmp_path_factory) -> Path:
+    """The target's prompts and greedy float32 responses."""
+    recipe = recipe_at(tmp_path_factory.mktemp("responses"), *FEW)
     make_prompts(recipe)
     regenerate(recipe)
-    harvest(recipe)
-    return StateStore(recipe.states_dir("validation"))
-
-
-def store_with_layers(responses: StateStore, recipe: Recipe) -> StateStore:
-    """The same responses as a validation store that holds only the recipe's aux layers."""
-    spec = load_target_spec(recipe.target_path)
-    directory = recipe.states_dir("validation")
-    assert not artifacts.begin(directory, state_store.KIND, {"target": target_identity(recipe, spec)})
-    layers = recipe.target.aux_layer_ids
-    sequences = [responses[i] for i in range(len(responses))]
-    sequences = [replace(s, aux={layer_id: s.aux[layer_id] for layer_id in layers}) for s in sequences]
-    write_shard(shard_path(directory, 0), sequences, spec.num_layers)
-    artifacts.finish(directory, {"sequences": len(sequences)})
-    return StateStore(directory)
+    return recipe.prompts_dir.parent
 
 
 def fitted(recipe: Recipe, store: StateStore, num_steps: int) -> dict[str, Tensor]:
@@ -99,18 +79,18 @@ def fitted(recipe: Recipe, store: StateStore, num_steps: int) -> dict[str, Tenso
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_an_engine_runs_the_rounds_we_predict(responses, tmp_path: Path, name):
+def test_an_engine_runs_the_rounds_we_predict(data, tmp_path: Path, name):
     recipe = recipe_at(tmp_path, *FEW, *HEADS[name])
-    write_run(
-        recipe,
-        fitted(recipe, store_with_layers(responses, recipe), num_steps=60 if recipe.head.type == "dflash" else 15),
-    )
+    shutil.copytree(data, recipe.prompts_dir.parent)
+    harvest(recipe)
+    store = StateStore(recipe.states_dir("validation"))
+    write_run(recipe, fitted(recipe, store, num_steps=60 if recipe.head.type == "dflash" else 15))
     unchecked = artifacts.require(export_head(recipe, serve_check=False), "head", "")
     manifest = artifacts.require(export_head(recipe), "head", "")  # the next call checks what was not
     assert artifacts.reference(manifest) == artifacts.reference(unchecked)  # results measured with it stay valid
     assert unchecked["counts"]["serve_check"] is None
     check = manifest["counts"]["serve_check"]
-    documents = [responses.tokens(index) for index in range(len(responses))]
+    documents = [store.tokens(index) for index in range(len(store))]
     assert check["tokens"] == recipe.eval.max_tokens
     assert check["looping"] == sum(loops(ids[last_response(mask, check["tokens"])]) for ids, mask in documents) > 0
     assert check["prompts"] + check["looping"] == len(documents) == 12

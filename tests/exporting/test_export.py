@@ -47,6 +47,7 @@ def test_export_is_whole_checked_and_done_once(recipe, tmp_path, caplog):
     for config in (read_json(directory / "config.json"), nested):
         for key in ("rope_parameters", "max_position_embeddings"):
             assert config[key] == read_json(Path(recipe.target_path) / "config.json")[key]
+    assert str(recipe.prompts_dir) in caplog.text  # which are not here: no file says what it was trained on
     assert export_head(recipe, serve_check=False) == directory
     assert str(directory) in caplog.messages[-1]
 
@@ -67,10 +68,12 @@ def test_a_recipe_that_would_serve_another_head_is_refused(recipe, tmp_path, ove
     export_head(recipe, serve_check=False)  # the failed attempt claims nothing
 
 
-def test_a_checkpoint_of_another_run_is_refused(recipe, tmp_path):
+def test_a_checkpoint_of_another_run_or_of_none_is_refused(recipe, tmp_path):
     checkpoint = write_run(recipe_at(tmp_path, "name=other"))
-    with pytest.raises(ValueError, match="name=other"):
-        export_head(recipe, checkpoint, serve_check=False)
+    copy = shutil.copytree(checkpoint, tmp_path / "elsewhere/a/step_00000007")
+    for path, message in ((checkpoint, "name=other"), (copy, "runs/NAME/checkpoints")):
+        with pytest.raises(ValueError, match=message):
+            export_head(recipe, path, serve_check=False)
     assert not recipe.head_dir.exists()
 
 
@@ -82,20 +85,6 @@ def test_a_failed_check_leaves_nothing_to_serve(recipe, monkeypatch):
     with pytest.raises(ValueError, match="the engine disagrees"):
         export_head(recipe)
     assert not recipe.head_dir.exists()
-
-
-def test_the_whole_vocabulary_is_exported_without_maps(tmp_path):
-    recipe = recipe_at(tmp_path, "head.draft_vocab_size=3072")
-    write_run(recipe)
-    tensors = load_file(export_head(recipe, serve_check=False) / "model.safetensors")
-    assert not {"d2t", "t2d"} & tensors.keys()
-    assert tensors["lm_head.weight"].shape[0] == 3072
-
-
-def test_a_checkpoint_outside_its_run_is_refused(recipe, tmp_path):
-    shutil.copytree(recipe.run_dir / "checkpoints/step_00000007", tmp_path / "elsewhere/a/step_00000007")
-    with pytest.raises(ArtifactError, match=r"runs/NAME/checkpoints"):
-        open_checkpoint(recipe, tmp_path / "elsewhere/a/step_00000007", load_target_spec(recipe.target_path))
 
 
 def test_missing_run_and_missing_checkpoint_say_what_to_do(tmp_path):
@@ -157,12 +146,3 @@ def test_prompts_of_another_run_are_refused(tmp_path):
     write_chain(recipe, responses_made_from="f" * 64)
     with pytest.raises(ArtifactError, match=r"responses/train .*prompts \(ffffffffffff"):
         record_prompts(recipe, recipe.head_dir)
-
-
-def test_without_the_prompts_nothing_is_claimed(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    recipe = tiny_recipe(tmp_path)
-    begin(recipe.head_dir, "head", {})
-    record_prompts(recipe, recipe.head_dir)
-    assert str(recipe.prompts_dir) in caplog.text
-    assert read_trained_on(recipe.head_dir, finish(recipe.head_dir, {})) is None

@@ -18,7 +18,7 @@ from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import import_head
 from drafthead.target.pieces import load_pieces
 from tests.damage import edit_config, replace_tensors
-from tests.exporting.runs import bare_copy, config_of, random_weights, recipe_at, shape_of, write_run
+from tests.exporting.runs import config_of, random_weights, recipe_at, shape_of, write_random_head, write_run
 from tests.recipes import changed
 
 _SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -28,19 +28,21 @@ _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 def published(layout: str, directory: Path, recipe: Recipe, weights: dict[str, Tensor]) -> Path:
     """Write the recipe's head as `layout` has it.
 
-    nvidia       top-level and nested aux layer ids, every norm switch named
     lmsys        nested aux layer ids as blocks counted from 0, an embedding that is the target's, t2d
     redhat       speculators: layers.0, defaults left out, copies of the target beside the head
     nebius       `model.` before every name, aux layer ids at the top level only
     yuhuili      no aux layer ids, no switches, no t2d, no head_dim: the oldest
     tied         the whole vocabulary, lm_head left to the target
     """
-    tensors = {n: t.bfloat16() if t.is_floating_point() else t for n, t in weights.items()}
-    config, tensors = _as_published(layout, config_of(recipe), tensors, recipe)
+    config, tensors = _as_published(layout, config_of(recipe), bf16(weights), recipe)
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config))
     save_file({name: t.contiguous().clone() for name, t in tensors.items()}, directory / "model.safetensors")
     return directory
+
+
+def bf16(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.bfloat16() if t.is_floating_point() else t for name, t in weights.items()}
 
 
 def _without(plain: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -70,15 +72,8 @@ def _as_published(
         rope = config.pop("rope_parameters")
         config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": {"type": rope.pop("rope_type"), **rope}}
         return config, _without(tensors, "t2d")
-    if layout == "tied":
-        config = _without(plain, "draft_vocab_size") | {"tie_word_embeddings": True}
-        return config, _without(tensors, "lm_head.weight", "d2t", "t2d")
-    return plain, tensors
-
-
-def head_of(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights as they come back from a bf16 file."""
-    return {n: t.to(torch.bfloat16).float() if t.is_floating_point() else t for n, t in weights.items()}
+    config = _without(plain, "draft_vocab_size") | {"tie_word_embeddings": True}
+    return config, _without(tensors, "lm_head.weight", "d2t", "t2d")
 
 
 PLAIN = (
@@ -86,7 +81,6 @@ PLAIN = (
     "target.aux_layer_ids=[2,4,5]",
 )  # the tiny target's default aux layers: 2, L/2, L - 3
 LAYOUTS = {
-    "nvidia": ("head.fc_norm=true", "head.norm_output=true", "head.num_layers=2", "target.aux_layer_ids=[1,3,6,8]"),
     "lmsys": PLAIN,
     "redhat": ("head.norm_before_residual=true",),
     "nebius": ("target.aux_layer_ids=[4,8]",),
@@ -96,34 +90,34 @@ LAYOUTS = {
 CHECKPOINT = "checkpoints/step_00000000"
 
 
-def weights_of(recipe, layout="nvidia"):
-    weights = random_weights(shape_of(recipe))
-    if layout == "tied":
-        weights["lm_head.weight"] = load_pieces(recipe.target_path).lm_head.float()
-    return weights
-
-
 @pytest.fixture
 def public(tmp_path):
-    """A recipe and the head that it describes, in the layout closest to ours."""
+    """A recipe and the head that it describes."""
     recipe = recipe_at(tmp_path, *PLAIN)
-    return recipe, published("nvidia", tmp_path / "public", recipe, weights_of(recipe))
+    return recipe, write_random_head(recipe)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_gives_the_weights_that_went_in(tmp_path, layout):
-    recipe = recipe_at(tmp_path, *LAYOUTS[layout])
-    weights = weights_of(recipe, layout)
+    recipe, blocks = recipe_at(tmp_path, *LAYOUTS[layout]), None
+    weights = random_weights(shape_of(recipe))
+    if layout == "tied":
+        weights["lm_head.weight"] = load_pieces(recipe.target_path).lm_head.float()
     source = published(layout, tmp_path / "public", recipe, weights)
-    run = import_head(recipe, str(source), layer_ids_are="blocks" if layout == "lmsys" else None)
-    found, wanted = load_file(run / CHECKPOINT / "model.safetensors"), head_of(weights)
+    if layout == "lmsys":
+        blocks = "blocks"
+        with pytest.raises(ValueError, match=r"\[1, 3, 4\] .* \[2, 4, 5\].*--layer-ids-are blocks"):
+            import_head(recipe, str(source))
+    run = import_head(recipe, str(source), layer_ids_are=blocks)
+    found, wanted = load_file(run / CHECKPOINT / "model.safetensors"), bf16(weights)
     assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert all(torch.equal(found[name], wanted[name].to(found[name].dtype)) for name in wanted)
     assert not verify_files(run / CHECKPOINT)
     assert read_json(run / "identity.json")["aux_layer_ids"] == list(recipe.target.aux_layer_ids)
-    assert import_head(recipe, str(source), layer_ids_are="blocks" if layout == "lmsys" else None) == run
+    assert import_head(recipe, str(source), layer_ids_are=blocks) == run
 
 
+DEEP = ("head.fc_norm=true", "head.norm_output=true", "head.num_layers=2", "target.aux_layer_ids=[1,3,6,8]")
 BLOCKS = (
     "head.mask_token_id=9", "head.num_draft_positions=4", "head.num_layers=2", "head.sliding_window=32",
 )  # fmt: skip
@@ -132,8 +126,8 @@ BLOCKS = (
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("eagle3", LAYOUTS["nvidia"]),
-        ("eagle3", (*LAYOUTS["nvidia"], "export.format=speculators")),
+        ("eagle3", DEEP),
+        ("eagle3", (*DEEP, "export.format=speculators")),
         ("peagle", BLOCKS),
         ("dflash", BLOCKS),
         ("dflash", (*BLOCKS, "head.causal=false")),
@@ -146,8 +140,7 @@ def test_export_import_export_gives_equal_files_and_no_type_is_taken_for_another
     weights = random_weights(shape_of(first))
     write_run(first, weights)
     exported = export_head(first, serve_check=False)
-    public = bare_copy(exported, tmp_path / "public")
-    found = load_file(import_head(second, str(public)) / CHECKPOINT / "model.safetensors")
+    found = load_file(import_head(second, str(exported)) / CHECKPOINT / "model.safetensors")
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[name].to(dtype), weights[name].to(dtype)) for name in weights)
     again = export_head(second, serve_check=False)
@@ -155,14 +148,7 @@ def test_export_import_export_gives_equal_files_and_no_type_is_taken_for_another
         assert (exported / name).read_bytes() == (again / name).read_bytes()
     other = "dspark" if kind == "dflash" else "dflash"
     with pytest.raises(ValueError, match=rf"{kind}.*head\.type"):
-        import_head(recipe_at(tmp_path / "third", f"head.type={other}", *BLOCKS), str(public))
-
-
-def test_layer_ids_that_look_like_blocks_must_be_named(tmp_path):
-    recipe = recipe_at(tmp_path, *PLAIN)
-    source = published("lmsys", tmp_path / "public", recipe, weights_of(recipe))
-    with pytest.raises(ValueError, match=r"\[1, 3, 4\] .* \[2, 4, 5\].*--layer-ids-are blocks"):
-        import_head(recipe, str(source))
+        import_head(recipe_at(tmp_path / "third", f"head.type={other}", *BLOCKS), str(exported))
 
 
 @pytest.mark.parametrize(
