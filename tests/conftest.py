@@ -38,7 +38,7 @@ _USERS = {
 _LONGEST = [
     Path(__file__).parent / f"{name}.py"
     for name in ("pipeline/test_adapting", "training/test_options", "faults/test_kills", "training/test_ranks",
-                 "faults/test_crash_points", "pipeline/test_chain", "pipeline/test_drafters", "exporting/test_check")
+                 "pipeline/test_chain", "pipeline/test_drafters", "faults/test_crash_points", "exporting/test_check")
 ]  # fmt: skip
 
 

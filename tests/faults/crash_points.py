@@ -1,6 +1,6 @@
 """Every file-system operation of a stage in turn: the process dies there, or it fails; then the same command again.
 
-    python -m tests.faults.crash_points [--stage NAME ...] [--fault NAME ...] [--sample N] [--processes N]
+    python -m tests.faults.crash_points [--stage NAME ...] [--fault NAME ...] [--sample N]
 
 A preloaded library (faulty_io.c) counts the operations below the output folder. A process that has imported everything
 forks for each point, so that a point costs the work and not the start; engines run in it, servers are started anew.
@@ -51,6 +51,7 @@ FAULTS = {
     "short": _SHORT,
 }  # fmt: skip
 _HANGS_AFTER, _ENDS_WITHIN = 120, 20  # seconds
+_READS = ("open /", "read /", "opendir /")  # operations at which nothing is killed
 _GOES_ON = "a process that was started goes on"
 _RANDOM = re.compile(r"\.[0-9a-f]{8}(?=\.)|\.tmp\w{6}$", re.MULTILINE)  # of temporary names
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -234,64 +235,50 @@ class Zygote:
         self._library.fault_arm(os.fsencode(root or ""), at, fault, fault not in (0, _KILL))
 
 
-def try_points(
-    subject: Subject, zygotes: list[Zygote], fault: str, sample: int | None, every: bool, chooser: random.Random,
-    known: set[str],
-) -> list[str]:  # fmt: skip
-    """Try the operations of a stage, a share in each root; returns what failed, and prints how many were tried.
+def try_stage(
+    subject: Subject, zygote: Zygote, faults: list[str], sample: int | None, chooser: random.Random
+) -> list[str]:
+    """Try the operations of a stage; returns what failed, and prints how many were tried.
 
     Args:
         subject: the stage.
-        zygotes: of which the first one's root has the inputs.
-        fault: its name.
-        sample: so many operations; None: all.
-        every: those amid equal ones too.
+        zygote: whose root has the inputs.
+        faults: their names.
+        sample: so many operations for each fault; None: all.
         chooser: of the sample.
-        known: digests of what the stage was resumed from without a problem; those of this fault are added.
     """
-    stage, root = subject.stage, zygotes[0].root
-    subject.clear(root)
-    code, output, operations, _ = zygotes[0].run(subject.run(root), 0, FAULTS[fault])
-    assert code == 0, f"{stage.name} undisturbed:\n{output}"
-    points = [at for at in range(1, len(operations) + 1) if every or not _alike(operations[at - 2 : at + 1])]
-    tried = sorted(chooser.sample(points, min(sample, len(points)))) if sample else points
-    began = time.monotonic()
-    for zygote in zygotes[1:]:
-        shutil.rmtree(zygote.root.parent)
-        shutil.copytree(root.parent, zygote.root.parent, symlinks=True)
-    children = {}
-    for i, zygote in enumerate(zygotes):
-        children[os.fork()] = zygote
-        if 0 in children:
-            _try_all(subject, zygote, fault, tried[i :: len(zygotes)], known, there=i == 0)
-    failures = []
-    for pid, zygote in children.items():
-        assert os.waitpid(pid, 0)[1] == 0, "a process that tries faults ended"
-        found, resumed = json.loads(zygote.report.read_text())
-        failures += found
-        known |= set(resumed)
-    counts = f"{len(tried):>5} of {len(operations)} operations tried, {len(failures)} failed"
-    print(f"{stage.name:<10} {fault:<8} {counts}, {time.monotonic() - began:.0f} s", flush=True)
-    return failures
+    name = subject.stage.name
+    subject.clear(zygote.root)
+    code, output, with_reads, _ = zygote.run(subject.run(zygote.root), fault=errno.EIO)
+    assert code == 0, f"{name} undisturbed:\n{output}"
+    operations, tried = {}, {}
+    for fault in faults:
+        operations[fault] = found = [o for o in with_reads if fault != "kill" or not o.startswith(_READS)]
+        # Of a row of equal ones, as most writes to one file are, the first and the last.
+        points = [at for at in range(1, len(found) + 1) if at in (1, len(found)) or len({*found[at - 2 : at + 1]}) > 1]
+        tried[fault] = sorted(chooser.sample(points, min(sample, len(points)))) if sample else points
+    pid = os.fork()
+    if pid == 0:
+        _try_all(subject, zygote, tried)
+    assert os.waitpid(pid, 0)[1] == 0, "the process that tries faults ended"
+    failures = json.loads(zygote.report.read_text())
+    for fault in faults:
+        counts = f"{len(tried[fault]):>5} of {len(operations[fault])} operations tried, {len(failures[fault])} failed"
+        print(f"{name:<10} {fault:<8} {counts}", flush=True)
+    return [failure for of_one in failures.values() for failure in of_one]
 
 
-def _alike(neighbours: list[str]) -> bool:
-    """Whether an operation stands amid equal ones, as most writes to one file do."""
-    return len(neighbours) == 3 and len(set(neighbours)) == 1
-
-
-def _try_all(subject: Subject, zygote: Zygote, fault: str, points: list[int], known: set[str], there: bool) -> NoReturn:
-    """A share of the operations, in a process that ends with it; `there`: the undisturbed run was made in this root."""
+def _try_all(subject: Subject, zygote: Zygote, points: dict[str, list[int]]) -> NoReturn:
+    """Try operations by fault after an undisturbed run, in a process that ends with it, as the engines that it has."""
     code = 1
     try:
-        if not there:  # but in another root, whose name may stand in it
-            subject.clear(zygote.root)
-            assert zygote.run(subject.run(zygote.root))[0] == 0
-        wanted = subject.stage.payload(zygote.root)
+        wanted, known, failures = subject.stage.payload(zygote.root), set(), {}
         if subject.stage.name in _SAME_ENGINES:
             zygote.start_engines()
-        failures = [_try(subject, zygote, fault, at, wanted, known) for at in points]
-        zygote.report.write_text(json.dumps([[found for found in failures if found], sorted(known)]))
+        for fault in points:
+            found = [_try(subject, zygote, fault, at, wanted, known) for at in points[fault]]
+            failures[fault] = [failure for failure in found if failure]
+        zygote.report.write_text(json.dumps(failures))
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -301,7 +288,10 @@ def _try_all(subject: Subject, zygote: Zygote, fault: str, points: list[int], kn
 
 
 def _try(subject: Subject, zygote: Zygote, fault: str, at: int, wanted: dict[str, str], known: set[str]) -> str:
-    """One operation; returns what is wrong, "" for nothing."""
+    """One operation; returns what is wrong, "" for nothing.
+
+    `known` has digests of what the stage was resumed from without a problem; this one is added.
+    """
     stage, root, command = subject.stage, zygote.root, subject.run(zygote.root)
     subject.clear(root)
     code, output, _, what = zygote.run(command, at, FAULTS[fault])
@@ -361,9 +351,7 @@ def main() -> None:
     parser.add_argument("--stage", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--fault", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--sample", type=int, help="so many operations of each stage and fault; default: all")
-    parser.add_argument("--every", action="store_true", help="of a row of writes to one file not only first and last")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that try faults at a time")
     args = parser.parse_args()
     if LIBRARY not in os.environ:  # once more, with the library preloaded
         with tempfile.TemporaryDirectory() as folder:
@@ -376,19 +364,16 @@ def main() -> None:
     settle_heap()
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where a sync costs nothing
     with tempfile.TemporaryDirectory(dir=memory) as folder:
-        asides = [Path(folder, str(i)) for i in range(args.processes)]
-        for aside in asides:
-            (aside / "root").mkdir(parents=True)
-        zygotes, chooser = [Zygote(aside / "root", aside) for aside in asides], random.Random(args.seed)
-        failures, root = [], zygotes[0].root
+        root, failures, chooser = Path(folder, "root"), [], random.Random(args.seed)
+        root.mkdir()
+        zygote = Zygote(root, Path(folder))
         for name, subject in SUBJECTS.items():
             if name not in with_needs(args.stage):
                 continue
             subject.prepare(root)
-            known: set[str] = set()
-            for fault in args.fault if name in args.stage else ():
-                failures += try_points(subject, zygotes, fault, args.sample, args.every, chooser, known)
-            code, output, _, _ = zygotes[0].run(subject.run(root))  # a later stage may need what it makes
+            if name in args.stage:
+                failures += try_stage(subject, zygote, args.fault, args.sample, chooser)
+            code, output, _, _ = zygote.run(subject.run(root))  # a later stage may need what it makes
             assert code == 0, f"{name} undisturbed:\n{output}"
     print(f"{len(failures)} failures")
     sys.exit(bool(failures))

@@ -63,14 +63,13 @@ def prompts_of(folder: Path, content: bytes = lines(GOOD), name: str = "p.jsonl"
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        *((f"{section}.seed={2**64}", f"{section}.seed") for section in ("prompts", "responses", "train", "eval")),
+        (f"train.seed={2**64}", "train.seed"),
         (f"name={LONG}", "name"),
         (f"output_dir=/tmp/{LONG}", "output_dir"),
-        (f"output_dir=/tmp/{'/'.join([LONG[:200]] * 30)}", "output_dir"),
         (f"prompts.path=/tmp/{LONG}", LONG),
         ("output_dir=/proc/nothing", "/proc/nothing"),
         ("output_dir=/dev/null/x", "/dev/null"),
-        *((f"train.learning_rate={value}", "train.learning_rate") for value in (".inf", "-.inf", ".nan")),
+        ("train.learning_rate=.nan", "train.learning_rate"),
         (f"prompts.validation={2**70}", "prompts.validation"),
     ],
 )
@@ -94,8 +93,8 @@ NOISE = bytes(range(256)) * 8
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        *((f"p.{kind}", NOISE) for kind in ("parquet", "csv", "json", "jsonl.gz", "parquet.gz", "csv.gz", "txt")),
-        *((f"p.{kind}", b"") for kind in ("parquet", "csv", "json", "jsonl.gz", "csv.gz")),
+        *((f"p.{kind}", NOISE) for kind in ("parquet", "csv", "json", "jsonl.gz", "txt")),
+        *((f"p.{kind}", b"") for kind in ("parquet", "csv", "json", "jsonl.gz")),
         ("p.parquet", parquet(lambda content: content.__delitem__(slice(-50, None)))),
         ("p.parquet", parquet(lambda content: content.__setitem__(30, content[30] ^ 255))),
         ("p.csv", "prompt\nm\xfcll\n".encode("latin1")),
@@ -115,15 +114,12 @@ def line_of(content: Any, role: Any = "user", **more: Any) -> bytes:
     [
         (line_of("\ud800"), "Unicode"),
         (line_of("x", source="\udfff"), "Unicode"),
-        (line_of("x", category="\ud800"), "Unicode"),
         (b'{"messages": "\xed\xa0\x80"}', "JSON"),
         (line_of("hello").decode().encode("utf-16"), "JSON"),
-        (b"\0\0", "JSON"),
         (b"[" * 100_000, "JSON"),
         (b'{"split": "train", "prompt_ids": [' + b"9" * 5000 + b"]}", "JSON"),
         (b'{"split": "train", "prompt_ids": [4294967296]}', "token ids"),
         (line_of(""), "user"),
-        (line_of("\u2003\n"), "user"),
         (line_of(float("nan")), "not text"),
         (line_of("x", "narrator"), "narrator"),
         (line_of("x", ["user"]), r"\['user'\]"),
@@ -134,7 +130,6 @@ def line_of(content: Any, role: Any = "user", **more: Any) -> bytes:
         (b'{"prompt": "a", "split": "test"}', "split is 'test'"),
         (b'{"prompt": "a", "tools": ["f"]}', "tools must be"),
         (b'{"question": "a", "text": "b"}', "text would not be read"),
-        (b'{"prompt": "a", "input": "b"}', "input would not be read"),
         (b'{"prompt_ids": [1], "system": "b"}', "system would not be read"),
         (b'{"promt": "a"}', "unknown key promt; known: .*messages"),
         (b'{"turns": 3}', "no turns"),
@@ -255,23 +250,28 @@ def test_a_name_is_shown_as_it_is(capsys, name):
     assert "<script>" not in in_markdown(name)
 
 
-@pytest.mark.parametrize(
-    "category", [*ODD, "\x1b[31mred", "a\nb", "a\r\u202eb", "x" * 3000, "{{ 7 * 7 }}", "../../escaped", "/etc"]
-)
-def test_a_category_and_a_source_are_only_names(tmp_path, capsys, category):
+CONTROLS = ["\x1b[31mred", "a\nb", "a\r\u202eb", "x" * 3000, "{{ 7 * 7 }}", "../../escaped", "/etc"]
+
+
+@pytest.mark.parametrize("categories", [ODD, CONTROLS])
+def test_a_category_and_a_source_are_only_names(tmp_path, capsys, categories):
     (tmp_path / "inside").mkdir()
-    rows = [{**row, "category": category, "source": category} for row in GOOD]
+    rows = [
+        {"split": split, "messages": [{"role": "user", "content": f"{split} {i}"}], "category": name, "source": name}
+        for split in ("train", "heldout")
+        for i, name in enumerate(2 * categories)
+    ]
     assert run_here(PROMPTS, *prompts_of(tmp_path / "inside", lines(rows))) == 0
     printed = capsys.readouterr().out
     assert not {"\x1b", "\r", "\u202e"} & set(printed)
-    assert category in printed or category not in ODD
+    assert all(name in printed for name in categories if name in ODD)
     assert [path.name for path in tmp_path.iterdir()] == ["inside"]
 
 
-@pytest.mark.parametrize("folder", ["[/x]", "[bold red]", "a b", "a'b\"", "*", "{a}", "$HOME", "é"])
-def test_a_folder_may_be_called_anything(tmp_path, folder):
-    (tmp_path / folder).mkdir(parents=True)
-    arguments = prompts_of(tmp_path / folder)
+def test_a_folder_may_be_called_anything(tmp_path):
+    folder = tmp_path.joinpath("[", "x]", "[bold red]", "a b", "a'b\"", "*", "{a}", "$HOME", "é")
+    folder.mkdir(parents=True)
+    arguments = prompts_of(folder)
     assert run_here(PROMPTS, *arguments) == 0
     assert run_here(HARVEST, "--dry-run", *arguments) == 0
 

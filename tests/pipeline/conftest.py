@@ -1,7 +1,6 @@
 """The chain at its smallest, run once through the recipe scripts as a user runs them."""
 
 import os
-from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -9,7 +8,6 @@ from filelock import FileLock
 from drafthead.artifacts import MANIFEST
 from drafthead.config import Recipe, load_recipe
 from tests.pipeline.small_run import overrides_for
-from tests.scripts import accelerate, run_ok
 from tests.warm import run_trainer, run_warm
 
 
@@ -25,19 +23,6 @@ def tiny_run(tmp_path_factory) -> Recipe:
         if not (recipe.head_dir / MANIFEST).exists():
             for script in ("data_gen/prompts.py", "data_gen/regenerate.py", "data_gen/harvest.py"):
                 run_warm(script, *overrides)
-            run_ok(*accelerate(), "train/eagle3.py", *overrides)
+            run_trainer(*overrides)
             run_warm("export/head.py", *overrides)
     return recipe
-
-
-@pytest.fixture(scope="session")
-def blind_run(tiny_run, tmp_path_factory) -> Recipe:
-    """The same head trained on the same data with the target's hidden states zeroed."""
-    root = tmp_path_factory.mktemp("blind")
-    (root / "data").symlink_to(Path(tiny_run.output_dir) / "data")
-    (root / "results").mkdir()
-    (root / "results" / "ours").symlink_to(tiny_run.results_dir)  # whose baseline is taken once it is measured
-    overrides = overrides_for(root, "train.zero_hidden_states=true", "eval.methods=[eagle3]")
-    run_trainer(*overrides)
-    run_warm("export/head.py", *overrides, "--no-serve-check")
-    return load_recipe(overrides=overrides)

@@ -6,13 +6,15 @@ import pandas as pd
 import pytest
 from safetensors import safe_open
 
+from drafthead.config import load_recipe
 from drafthead.data.responses import LOOP_LIMIT
 from drafthead.evaluation.measuring.acceptance import read_acceptance
 from drafthead.statistics import length_difference
 from tests.pipeline.small_run import overrides_for
-from tests.warm import run_warm
+from tests.warm import run_trainer, run_warm
 
 pytestmark = pytest.mark.slow
+SHORT = "eval.max_tokens=96"
 
 
 def test_a_rerun_does_nothing_twice(tiny_run):
@@ -27,27 +29,34 @@ def test_a_rerun_does_nothing_twice(tiny_run):
     assert files() == before
 
 
-def test_the_head_beats_ngram_and_its_blind_twin(tiny_run, blind_run):
+def test_the_head_beats_ngram_and_its_blind_twin(tiny_run, tmp_path):
     """The gain over each control on the same prompts is above zero with its whole interval."""
-    with safe_open(blind_run.head_dir / "model.safetensors", framework="pt") as file:
+    head = overrides_for(Path(tiny_run.output_dir), SHORT)
+    twin = overrides_for(tmp_path, SHORT, "train.zero_hidden_states=true", "eval.methods=[eagle3]")
+    (tmp_path / "data").symlink_to(Path(tiny_run.output_dir) / "data")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "ours").symlink_to(tiny_run.results_dir)  # whose baseline is taken once it is measured
+    run_trainer(*twin)
+    run_warm("export/head.py", *twin, "--no-serve-check")
+    with safe_open(load_recipe(overrides=twin).head_dir / "model.safetensors", framework="pt") as file:
         assert not file.get_tensor("fc.weight").any(), "the blind twin must ignore states when served, too"
-    ours, blind = _counters(tiny_run), _counters(blind_run)
+    ours, blind = _counters(head), _counters(twin)
     for other in (ours["ngram"], blind["eagle3"]):
         both = ours["eagle3"].join(other, rsuffix="_other", how="inner")
         assert len(both) >= 40
         gain = length_difference(both["drafts"], both["accepted"], both["drafts_other"], both["accepted_other"])
         assert gain.low > 0, gain
     # Exported again, the card has what was measured, by workload.
-    run_warm("export/head.py", *overrides_of(tiny_run))
+    run_warm("export/head.py", *head)
     card = (tiny_run.head_dir / "README.md").read_text()
     for category in ("chat", "code", "long", "structured", "all"):
         assert f"{category} | 3 | 0 | " in card
 
 
-def _counters(recipe) -> dict[str, pd.DataFrame]:
+def _counters(overrides: tuple[str, ...]) -> dict[str, pd.DataFrame]:
     """Method -> drafts and accepted drafts by prompt, of those whose baseline response does not loop."""
-    assert "Acceptance by position" in run_warm("eval/acceptance.py", *overrides_of(recipe))
-    rows = read_acceptance(recipe.results_dir / "acceptance")
+    assert "Acceptance by position" in run_warm("eval/acceptance.py", *overrides)
+    rows = read_acceptance(load_recipe(overrides=overrides).results_dir / "acceptance")
     assert (rows["accepted"] == rows["accepted_at"].map(sum)).all()
     assert (rows["accepted"] <= rows["proposed"]).all()
     assert (rows["proposed"] <= rows["k"] * rows["drafts"]).all()
@@ -57,8 +66,3 @@ def _counters(recipe) -> dict[str, pd.DataFrame]:
     rows = rows[rows["prompt_id"].isin(kept)]
     drafted = rows[rows["drafts"] > 0].set_index("prompt_id")
     return {str(method): group[["drafts", "accepted"]] for method, group in drafted.groupby("method")}
-
-
-def overrides_of(recipe) -> tuple[str, ...]:
-    extra = ("train.zero_hidden_states=true", "eval.methods=[eagle3]") if recipe.train.zero_hidden_states else ()
-    return overrides_for(Path(recipe.output_dir), *extra)

@@ -7,13 +7,13 @@ must be those of ordinary training on the ordinary store, to the last bit.
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from drafthead import artifacts
@@ -24,7 +24,8 @@ from drafthead.generation.harvest import harvest
 from drafthead.generation.prompts import make_prompts
 from drafthead.generation.regenerate import regenerate
 from tests.recipes import tiny_recipe
-from tests.scripts import accelerate, start
+from tests.scripts import accelerate
+from tests.warm import warm
 
 pytestmark = pytest.mark.slow
 
@@ -37,31 +38,16 @@ SPOOL = "states.spool_shards=6"  # three shards an epoch
 HARVEST, TRAIN = ("data_gen/harvest.py",), (*accelerate(), "train/eagle3.py")
 
 
-class Side:
-    """Harvester or trainer: a process group with a log, so that a kill leaves no worker behind."""
+def begin(script: tuple[str, ...], root: Path, *overrides: str) -> psutil.Popen:
+    """Harvester or trainer, in a process group of its own, with a log beside its outputs."""
+    log = root / f"{Path(script[-1]).stem}.log"
+    return warm().start(*script, f"output_dir={root}", *SMALL, *overrides, log=log)
 
-    def __init__(self, script: tuple[str, ...], root: Path, *overrides: str):
-        self._command = (*script, f"output_dir={root}", *SMALL, *overrides)
-        self._log = root / f"{Path(script[-1]).stem}.log"
-        self.process: subprocess.Popen | None = None
-        self.start()
 
-    def start(self) -> None:
-        if self.process is not None:
-            self.process.wait()
-        with self._log.open("a") as log:
-            self.process = start(*self._command, stdout=log, stderr=log, start_new_session=True)
-
-    def finish(self) -> None:
-        assert self.process.wait(timeout=600) == 0, self.printed[-3000:]
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    @property
-    def printed(self) -> str:
-        return self._log.read_text()
+def kill(process: psutil.Popen) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @contextmanager
@@ -82,10 +68,10 @@ def watched(spool: Spool) -> Iterator[list[int]]:
         thread.join()
 
 
-def until(condition: Callable[[], bool], *sides: Side) -> None:
+def until(condition: Callable[[], bool], root: Path) -> None:
     deadline = time.monotonic() + 600
     while not condition():
-        assert time.monotonic() < deadline, "\n".join(side.printed[-3000:] for side in sides)
+        assert time.monotonic() < deadline, "\n".join(log.read_text()[-3000:] for log in root.glob("*.log"))
         time.sleep(0.01)
 
 
@@ -104,52 +90,44 @@ def beside(ordinary: Recipe, root: Path, *overrides: str) -> Recipe:
     return recipe
 
 
-@pytest.fixture
-def ordinary(tmp_path) -> Recipe:
-    """A recipe without a spool, harvested to the end."""
-    recipe = tiny_recipe(tmp_path / "ordinary", *SMALL)
-    make_prompts(recipe)
-    regenerate(recipe)
-    harvest(recipe)
-    return recipe
-
-
 @pytest.mark.soak
-def test_killed_on_both_sides_it_ends_with_the_losses_of_ordinary_training(ordinary, tmp_path, monkeypatch):
-    recipe = beside(ordinary, tmp_path / "online", SPOOL)
-    spool = open_spool(recipe, 24)
+def test_killed_on_both_sides_it_ends_with_the_losses_of_ordinary_training(tmp_path, monkeypatch):
+    ordinary, root = tiny_recipe(tmp_path / "ordinary", *SMALL), tmp_path / "online"
+    make_prompts(ordinary)
+    regenerate(ordinary)
+    harvest(ordinary)
+    recipe = tiny_recipe(root, *SMALL, SPOOL)
+    recipe.prompts_dir.parent.mkdir(parents=True)
+    for name in ("prompts", "responses"):
+        recipe.prompts_dir.with_name(name).symlink_to(ordinary.prompts_dir.with_name(name))
+    spool, trained = open_spool(recipe, 24), root / "eagle3.log"
     spool.directory.mkdir(parents=True)
     with watched(spool) as counts:
-        trainer, harvester = (Side(script, tmp_path / "online", SPOOL) for script in (TRAIN, HARVEST))
-        sides = [trainer, harvester]
+        trainer, harvester = sides = [begin(script, root, SPOOL) for script in (TRAIN, HARVEST)]
         try:
             # The next half is there, so that training can go on alone, and there is room again: the harvester works.
-            until(lambda: spool.first_needed() >= 3 and {3, 4, 5} <= spool.present(), *sides)
-            harvester.kill()
+            until(lambda: spool.first_needed() >= 3 and {3, 4, 5} <= spool.present(), root)
+            kill(harvester)
             saved = max(int(path.name.removeprefix("step_")) for path in recipe.run_dir.glob("checkpoints/step_*"))
-            until(lambda: len(steps_and_losses(recipe)) >= saved + 2, *sides)
-            trainer.kill()  # in the middle of what no checkpoint covers
+            until(lambda: len(steps_and_losses(recipe)) >= saved + 2, root)
+            kill(trainer)  # in the middle of what no checkpoint covers
             assert spool.first_needed() == 3
 
-            printed = len(trainer.printed)  # on a busy machine it has waited for the harvester's start too
-            trainer.start()
-            sides.append(Side(TRAIN, tmp_path / "ordinary"))
-            until(lambda: "python data_gen/harvest.py RECIPE" in trainer.printed[printed:], *sides)
+            sides = [begin(TRAIN, root, SPOOL), begin(TRAIN, tmp_path / "ordinary")]
+            until(lambda: "python data_gen/harvest.py RECIPE" in trained.read_text(), root)
             assert spool.first_needed() > 3, "waiting, it keeps what is trained, so that there is room to go on"
             for directory in (spool.directory, recipe.run_dir):
                 assert not (directory / artifacts.MANIFEST).exists()
-            harvester.start()
-            for side in sides:
-                side.finish()
+            sides.append(begin(HARVEST, root, SPOOL))
+            assert [side.wait(600) for side in sides] == [0, 0, 0], trained.read_text()[-3000:]
         finally:
             for side in sides:
-                side.kill()
-                side.process.wait()
+                kill(side)
 
     assert steps_and_losses(recipe) == steps_and_losses(ordinary)  # to the last bit
     assert max(counts) == 6
     assert (spool.present(), spool.first_needed()) == (set(), 12)
-    assert "resuming from step" in trainer.printed
+    assert "resuming from step" in trained.read_text()
 
     # Both have nothing left to do, and the directory is not taken for one of the other kind.
     monkeypatch.setattr(stage, "fill", None)

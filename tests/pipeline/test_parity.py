@@ -88,9 +88,9 @@ def test_training_on_rejections_replays_the_rounds_that_vllm_ran(tiny_run, recor
     for split in ("train", "validation"):
         source = tiny_run.responses_dir(split)
         begin(recipe.responses_dir(split), RESPONSES, read_json(source / IDENTITY) | {"recorded": temperature})
-        responses = read_responses(source)[: len(texts)]
+        responses = read_responses(source)[:1]  # of the training split, which is not read
         if split == "validation":
-            pairs = list(zip(responses, texts, strict=True))
+            pairs = list(zip(read_responses(source), texts, strict=True))
             unchanged = all(text[len(r.prompt_ids) :] == r.response_ids for r, (text, _) in pairs)
             assert unchanged or temperature, "speculation changed a greedy float32 answer"
             responses = [
