@@ -182,8 +182,8 @@ def test_a_better_candidate_is_in_service_after_two_kills(tiny_run, tmp_path, mo
     assert "Traceback" not in error
     assert (state()["phase"], [head["name"] for head in state()["heads"]]) == ("trial", ["young"])
 
-    traffic_of(recipe, tmp_path, 170)
-    run_warm(*command, "responses.max_tokens=64", "--rate", "4")  # 42 s, of which each head has 10 s at least
+    traffic_of(recipe, tmp_path, 330)  # 40 s, of which each head has 10 s at least
+    run_warm(*command, "responses.max_tokens=64")
     history = state()["history"]
     assert [head["name"] for head in state()["heads"]] == ["young", "young-adapt-1"], history
     (replayed,) = [e for e in history if e["event"] == "trial"]
