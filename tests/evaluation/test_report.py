@@ -4,6 +4,7 @@ import itertools
 import re
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 
@@ -13,8 +14,9 @@ from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN
 from drafthead.evaluation.measuring import acceptance
 from drafthead.evaluation.reporting.report import build_report, print_brief, render, workloads_table, write_pages
 from drafthead.evaluation.results.summary import summarise_acceptance
-from tests.evaluation.rows import write_results
+from tests.evaluation.rows import slower, write_results
 from tests.recipes import tiny_recipe
+from tests.scripts import run_here
 
 SPEEDS = {1: 1.3, 8: 1.0, 32: 0.7, 200: 1.3}  # faster, noise, slower, faster but not reached
 
@@ -127,6 +129,18 @@ def test_the_brief_fits_one_screen(recipe, analysis, capsys):
     assert "--speculative-config" in printed
     decisions = re.findall(r"\d │ +([A-Z ]+?) +│$", printed, re.MULTILINE)
     assert decisions == [DEPLOY, UNKNOWN, DO_NOT, UNKNOWN]
+
+
+def test_a_load_that_every_workload_contradicts_is_undecided_in_the_report(tmp_path, capsys):
+    """All prompts gain; each workload, measured afterwards, loses."""
+    recipe = tiny_recipe(tmp_path)
+    write_results(recipe, head_speed={1: 1.3}, prompts=160, workloads=("all", "chat", "code"))
+    for path in (recipe.results_dir / "serving").glob("*-eagle3.parquet"):
+        rows = pd.read_parquet(path)
+        pd.concat([slower(own, 1 if name == "all" else 2) for name, own in rows.groupby("workload")]).to_parquet(path)
+    assert run_here("eval/report.py", f"output_dir={tmp_path}") == 0
+    assert f"all prompts, eagle3 at K = 3: {DEPLOY}" not in capsys.readouterr().out
+    assert "as every workload of them alone does" in (recipe.results_dir / "report.html").read_text()
 
 
 def test_measurements_that_do_not_belong_together_are_refused(tmp_path):

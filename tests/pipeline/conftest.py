@@ -8,7 +8,8 @@ from filelock import FileLock
 from drafthead.artifacts import MANIFEST
 from drafthead.config import Recipe, load_recipe
 from tests.pipeline.small_run import overrides_for
-from tests.warm import run_trainer, run_warm
+from tests.scripts import accelerate, run_ok
+from tests.warm import run_warm
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +24,6 @@ def tiny_run(tmp_path_factory) -> Recipe:
         if not (recipe.head_dir / MANIFEST).exists():
             for script in ("data_gen/prompts.py", "data_gen/regenerate.py", "data_gen/harvest.py"):
                 run_warm(script, *overrides)
-            run_trainer(*overrides)
+            run_ok(*accelerate(), "train/eagle3.py", *overrides)  # in a new interpreter, as a user launches it
             run_warm("export/head.py", *overrides)
     return recipe
