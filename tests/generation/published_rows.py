@@ -18,8 +18,12 @@ class Published(NamedTuple):
     category: str = ""
 
 
-def _shared(question: str) -> list[dict[str, str]]:
-    return [{"from": "human", "value": question}, {"from": "gpt", "value": "A response."}]
+def _chat(question: str, response: str = "A response.") -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": response}]
+
+
+def _shared(question: str, response: str = "A response.") -> list[dict[str, str]]:
+    return [{"from": "human", "value": question}, {"from": "gpt", "value": response}]
 
 
 def _mlperf(ids: list[int]) -> dict[str, Any]:
@@ -42,8 +46,8 @@ PUBLISHED: dict[str, Published] = {
         ".parquet",
         [
             {
-                "repo": f"owner/project{i}", "instance_id": f"owner__project{i}-1", "patch": "diff",
-                "problem_statement": f"It breaks {i}.", "hints_text": "",
+                "repo": f"owner/project{i}", "instance_id": f"owner__project{i}-1", "base_commit": "0" * 40,
+                "patch": "diff", "problem_statement": f"It breaks {i}.", "hints_text": "", "FAIL_TO_PASS": "[]",
             }
             for i in range(2)
         ],
@@ -70,6 +74,14 @@ PUBLISHED: dict[str, Published] = {
         ],
         "x = 1\n\nRename x. Just output the code, do not include any explanation.", None, "code-editing",
     ),
+    "spec-bench": Published(
+        ".jsonl",
+        [
+            {"question_id": 241, "category": "translation", "turns": ["Translate."]},
+            {"question_id": 321, "category": "rag", "turns": ["Look up."]},
+        ],
+        "Translate.", "spec-bench:241", "spec-bench/translation",
+    ),
     "creative-writing": Published(
         ".parquet",
         [{"prompt": "[ WP ] A door opens .", "story": "..."}, {"prompt": "[ WP ] It rains .", "story": "..."}],
@@ -80,7 +92,7 @@ PUBLISHED: dict[str, Published] = {
         [
             {
                 "uuid": f"u{i}", "license": "cc-by-4.0", "category": "math", "reasoning": "on",
-                "messages": [{"role": "system", "content": ""}, {"role": "user", "content": f"Prove {i}."}],
+                "messages": [{"role": "system", "content": ""}, *_chat(f"Prove {i}.")],
             }
             for i in range(2)
         ],
@@ -99,6 +111,13 @@ PUBLISHED: dict[str, Published] = {
         ],
         "Sort 0.", f"speed-bench:{0:032}", "speed-bench/coding",
     ),
+    **{
+        f"speculators-{name}": Published(".jsonl", [{"prompt": f"Do {i}."} for i in range(2)], "Do 0.", None, name)
+        for name in (
+            "humaneval", "math_reasoning", "qa", "question", "rag", "summarization", "tool_call", "translation",
+            "writing",
+        )
+    },
 }  # fmt: skip
 
 

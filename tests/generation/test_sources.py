@@ -107,9 +107,9 @@ def test_the_system_prompt_of_a_row_comes_before_its_chat(tmp_path):
         pool_of("mine", write_rows(tmp_path / "own.jsonl", [{"messages": chat, "system": "y"}]))
 
 
-def test_a_zero_is_a_name():
-    found = read_row({"prompt": "a", "document": 0, "category": 0, "source": 0}, "mine")
-    assert (found.document, found.category, found.source) == ("0", "0", "0")
+@pytest.mark.parametrize("column", ["document", "category", "source"])
+def test_a_zero_is_a_name(column):
+    assert getattr(read_row({"prompt": "a", column: 0}, "mine"), column) == "0"
 
 
 def test_tools_and_the_response_travel_with_the_prompt(tmp_path):
@@ -129,17 +129,17 @@ def test_a_few_bad_rows_of_a_public_data_set_are_counted_not_fatal(tmp_path):
     assert pool.examples[reason].endswith("rows.jsonl:10")
 
 
+def test_json_of_one_object_per_line_is_read(tmp_path):
+    (tmp_path / "lines.json").write_text('\ufeff{"prompt": "a"}\n\n{"prompt": "b"}\n', encoding="utf-8")
+    assert [row["prompt"] for _, row in read(tmp_path / "lines.json")] == ["a", "b"]
+
+
 @pytest.mark.parametrize("other", ["other", "train-easy-00000-of-00001", "../more/train-00000-of-00002"])
 def test_a_missing_shard_is_noticed(tmp_path, other):
     for name in ("train-00000-of-00002", other):
         write_rows(tmp_path / "data" / f"{name}.parquet", [{"prompt": "a"}])
     with pytest.raises(ValueError, match="has 1 of the 2 files of .*train-00000-of-00002"):
         find(tmp_path, ["*/train-*.parquet"])
-
-
-def test_json_of_one_object_per_line_is_read(tmp_path):
-    (tmp_path / "lines.json").write_text('\ufeff{"prompt": "a"}\n\n{"prompt": "b"}\n', encoding="utf-8")
-    assert [row["prompt"] for _, row in read(tmp_path / "lines.json")] == ["a", "b"]
 
 
 def test_what_looks_like_a_number_in_csv_is_a_text(tmp_path):
@@ -179,14 +179,16 @@ def test_the_hubs_cache_is_read_without_a_network(no_network):
     located = locate(PromptSource(name="swe-bench", train=1))
     assert located.identity["commit"] == "c0ffee"
     pool = gather(located, seed=0)
-    asked = [c.prompt.messages[-1]["content"] for c in (*pool.train, *pool.heldout)]
-    assert (asked, len(pool.train)) == (["It breaks 0.", "It breaks 1."], 1)
+    assert [[c.prompt.messages[-1]["content"] for c in side] for side in (pool.train, pool.heldout)] == [
+        ["It breaks 0."],
+        ["It breaks 1."],
+    ]
 
 
 def test_a_source_in_the_checkout_is_found(no_network):
-    folder = no_network / "checkout" / "data" / "sources" / "mt-bench"
-    write_rows(folder / "question.jsonl", PUBLISHED["mt-bench"].rows)
-    assert len(gather(locate(PromptSource(name="mt-bench")), seed=0).heldout) == 2
+    rows = PUBLISHED["spec-bench"].rows
+    write_rows(no_network / "checkout" / "data" / "sources" / "spec-bench" / "question.jsonl", rows)
+    assert len(gather(locate(PromptSource(name="spec-bench")), seed=0).heldout) == 2
 
 
 def test_a_change_in_any_file_of_a_folder_changes_its_identity(tmp_path):
@@ -207,7 +209,16 @@ def test_unknown_names_and_paths_are_refused(no_network):
         list(read(Path("own.parquet.gz")))
 
 
-@pytest.mark.parametrize(("asked", "got"), [("text", 3), ({"a": 1}, 3), (3, float("inf")), (0, 3)])
-def test_a_trace_without_two_lengths_is_refused(asked, got):
-    with pytest.raises(RowError, match="a failed request"):
-        read_row({"Request tokens": asked, "Response tokens": got}, "burstgpt")
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("burstgpt", {"Request tokens": "text", "Response tokens": 3}),
+        ("burstgpt", {"Request tokens": {"a": 1}, "Response tokens": 3}),
+        ("burstgpt", {"Request tokens": 3, "Response tokens": float("inf")}),
+        ("speed-bench", {"turns": True}),
+        ("instruct-coder", {"input": 1.5}),
+    ],
+)
+def test_a_row_of_another_file_is_refused_under_the_name_of_a_data_set(name, row):
+    with pytest.raises(RowError):
+        read_row(row, name)

@@ -1,6 +1,7 @@
 """The frozen pieces of a target: found by name, checked, and equal to what the whole model computes in each family."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -19,14 +20,23 @@ from drafthead.target.pieces import (
     CENTRED_NORMS,
     FrozenTarget,
     TargetHead,
+    TargetPieces,
     captured_ids,
     load_pieces,
     load_target_spec,
 )
 from drafthead.target.rope import head_rope
-from tests.damage import cut_short, edit_config
+from tests.damage import edit_config
 
 TARGET = load_recipe().target_path
+
+
+def test_the_embedded_targets_config_is_read():
+    spec = load_target_spec(TARGET)
+    assert (spec.hidden_size, spec.num_layers, spec.model_type) == (192, 8, "gpt_oss")
+    assert spec.rope_parameters["rope_type"] == "yarn"
+    assert captured_ids(spec, (2, 4)) == (2, 4, 8)
+    assert captured_ids(spec, (2, 8)) == (2, 8)  # L is never captured twice
 
 
 def test_what_is_missing_is_named(target: Path):
@@ -40,30 +50,29 @@ def test_what_is_missing_is_named(target: Path):
         load_target_spec(str(target))
 
 
-def test_the_last_boundary_is_captured_once():
-    spec = load_target_spec(TARGET)
-    assert [captured_ids(spec, aux) for aux in ((2, 4), (2, 8))] == [(2, 4, 8), (2, 8)]
-
-
-def test_pieces_are_read_from_their_own_shards_alone_and_from_tied_embeddings(target: Path):
-    """Embedding and lm_head are in two files; of a third one, with all experts, no more than the header is there."""
-    whole, expected = load_file(target / "model.safetensors"), load_pieces(str(target))
-    torch.testing.assert_close(expected.lm_head, whole["lm_head.weight"], rtol=0, atol=0)
-    (target / "model.safetensors").unlink()
-    names = sorted(name for name in whole if ".experts." not in name)
-    shards = [names[::2], names[1::2], sorted(whole.keys() - set(names))]
-    weight_map = {name: f"{i}.safetensors" for i, shard in enumerate(shards) for name in shard}
-    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    assert weight_map["lm_head.weight"] != weight_map["model.embed_tokens.weight"]
-    for i, shard in enumerate(shards):
-        save_file({name: whole[name] for name in shard}, target / f"{i}.safetensors")
-    cut_short(target / "2.safetensors", sum(whole[name].nbytes for name in shards[2]))
-    with pytest.raises(SafetensorError):
-        safe_open(target / "2.safetensors", framework="pt")
-
-    found = load_pieces(str(target))
+def assert_same(found: TargetPieces, expected: TargetPieces) -> None:
     for piece in ("embed_tokens", "final_norm", "lm_head"):
         torch.testing.assert_close(getattr(found, piece), getattr(expected, piece), rtol=0, atol=0)
+
+
+def in_shards(target: Path, *shards: dict[str, torch.Tensor]) -> None:
+    """Replace the file of weights by 0.safetensors, 1.safetensors and their index."""
+    (target / "model.safetensors").unlink()
+    weight_map = {name: f"{i}.safetensors" for i, shard in enumerate(shards) for name in shard}
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    for i, shard in enumerate(shards):
+        save_file(shard, target / f"{i}.safetensors")
+
+
+def test_pieces_are_found_in_shards_and_in_tied_embeddings(target: Path):
+    whole = load_file(target / "model.safetensors")
+    expected = load_pieces(str(target))
+    torch.testing.assert_close(expected.lm_head, whole["lm_head.weight"], rtol=0, atol=0)
+
+    names = sorted(whole)
+    in_shards(target, *({name: whole[name] for name in names[first::2]} for first in (0, 1)))
+    assert_same(load_pieces(str(target)), expected)
+
     edit_config(target, tie_word_embeddings=True)
     tied = load_pieces(str(target))
     assert tied.lm_head is tied.embed_tokens
@@ -78,12 +87,40 @@ def test_a_quantised_lm_head_is_refused(target: Path):
         load_pieces(str(target))
 
 
+def test_pieces_of_an_mxfp4_checkpoint_are_read_without_its_experts(target: Path):
+    """As gpt-oss is published: experts as uint8 blocks and scales; here their shard has no more than its header."""
+    whole = load_file(target / "model.safetensors")
+    expected = load_pieces(str(target))
+    edit_config(target, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    packed = {
+        f"{name}_{part}": torch.zeros(2, 8, 16 if part == "blocks" else 1, dtype=torch.uint8)
+        for name in whole
+        if ".experts." in name and "bias" not in name
+        for part in ("blocks", "scales")
+    }
+    assert packed
+    in_shards(target, {name: tensor for name, tensor in whole.items() if ".experts." not in name}, packed)
+    experts = target / "1.safetensors"
+    os.truncate(experts, experts.stat().st_size - sum(tensor.nbytes for tensor in packed.values()))
+    with pytest.raises(SafetensorError):
+        safe_open(experts, framework="pt")
+    assert_same(load_pieces(str(target)), expected)
+
+
 def test_fingerprint_sees_other_weights_of_the_same_shape(target: Path):
     before = load_target_spec(str(target)).fingerprint
     assert before == load_target_spec(TARGET).fingerprint
     weights = load_file(target / "model.safetensors")
     save_file({name: tensor + 0.01 for name, tensor in weights.items()}, target / "model.safetensors")
     assert load_target_spec(str(target)).fingerprint != before
+
+
+def test_stats_do_not_depend_on_the_chunk():
+    head = TargetHead.load(TARGET)
+    hidden = torch.randn(37, 192, generator=torch.Generator().manual_seed(0)).bfloat16()
+    whole, parts = head.stats(hidden), head.stats(hidden, chunk=5)
+    torch.testing.assert_close(whole[0], parts[0])
+    torch.testing.assert_close(whole[1], parts[1])
 
 
 def test_nothing_lies_outside_of_a_whole_vocabulary_at_any_temperature():
@@ -130,13 +167,18 @@ SHAPE = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 128, "pad_token_id": 0,
 }  # fmt: skip
+EXPERTS = {
+    "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+    "linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+FAMILIES = {"llama": {}, "qwen3": {}, "gemma": {}, "gemma3_text": {}, "qwen3_next": EXPERTS}
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["llama", "gemma", "gemma3_text"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_final_norm_is_the_familys(family, tmp_path):
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **SHAPE)
+    config = AutoConfig.for_model(family, **SHAPE, **FAMILIES[family])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, weight in model.named_parameters():
         if name == "model.norm.weight":
@@ -202,8 +244,13 @@ def test_a_head_rotates_its_whole_head_dim_as_layers_of_full_attention(given, wa
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"rope_parameters": {"rope_type": "longrope"}}, r"rotates by longrope: .* known ones: default"),
-        ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping=30\.0: its logits are not lm_head"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
+            r"rotates by longrope: .* known ones: default",
+        ),
+        ({"lm_head_multiplier": 0.04}, r"lm_head_multiplier=0\.04: its logits are not lm_head"),
+        ({"dim_model_base": 256}, r"dim_model_base=256"),
+        ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping=30\.0"),
     ],
 )
 def test_what_is_not_computed_is_refused(target, changes, named):
