@@ -48,12 +48,12 @@ HEADS = {
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    """The target's prompts and greedy float32 responses."""
+def responses(tmp_path_factory) -> Path:
+    """The target's greedy float32 responses."""
     recipe = recipe_at(tmp_path_factory.mktemp("responses"), *FEW)
     make_prompts(recipe)
     regenerate(recipe)
-    return recipe.prompts_dir.parent
+    return recipe.responses_dir("train").parent
 
 
 def fitted(recipe: Recipe, store: StateStore, num_steps: int) -> dict[str, Tensor]:
@@ -79,12 +79,12 @@ def fitted(recipe: Recipe, store: StateStore, num_steps: int) -> dict[str, Tenso
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_an_engine_runs_the_rounds_we_predict(data, tmp_path: Path, name):
+def test_an_engine_runs_the_rounds_we_predict(responses, tmp_path: Path, name):
     recipe = recipe_at(tmp_path, *FEW, *HEADS[name])
-    shutil.copytree(data, recipe.prompts_dir.parent)
+    shutil.copytree(responses, recipe.responses_dir("train").parent)
     harvest(recipe)
     store = StateStore(recipe.states_dir("validation"))
-    write_run(recipe, fitted(recipe, store, num_steps=60 if recipe.head.type == "dflash" else 15))
+    write_run(recipe, fitted(recipe, store, num_steps=45 if recipe.head.type == "dflash" else 15))
     unchecked = artifacts.require(export_head(recipe, serve_check=False), "head", "")
     manifest = artifacts.require(export_head(recipe), "head", "")  # the next call checks what was not
     assert artifacts.reference(manifest) == artifacts.reference(unchecked)  # results measured with it stay valid
