@@ -100,10 +100,15 @@ def test_a_missing_recipe_lists_those_that_exist():
         load_recipe("nope.yaml")
 
 
-def test_no_object_of_python_is_made(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [("name: a\nname: b\n", "duplicate key"), ("name: !!python/object/apply:os.getcwd []\n", "not valid")],
+    ids=["a key given twice", "an object of Python"],
+)
+def test_yaml_is_plain_data(content, named, tmp_path):
     path = tmp_path / "recipe.yaml"
-    path.write_text("name: !!python/object/apply:os.getcwd []\n")
-    with pytest.raises(ValueError, match="not valid"):
+    path.write_text(content)
+    with pytest.raises(ValueError, match=named):
         load_recipe(path)
 
 

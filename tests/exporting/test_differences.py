@@ -17,7 +17,7 @@ from tests.damage import edit_config, replace_tensors
 from tests.exporting.runs import random_weights, recipe_at, shape_of, write_run
 
 
-@pytest.fixture(scope="module", params=["eagle3", "dspark"])
+@pytest.fixture(scope="module", params=["eagle3", "peagle", "dflash", "dspark"])
 def exported(request, tmp_path_factory):
     """A head of the type with its run, whose norms are not ones."""
     more = () if request.param == "eagle3" else (f"head.type={request.param}", "head.mask_token_id=9")
