@@ -4,7 +4,6 @@ import os
 import random
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import cycle
 from pathlib import Path
@@ -12,19 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.exporting.runs import recipe_at, write_random_head
-from tests.faults.harness import Phase, Target, finish, kill_once
+from tests.faults.harness import Hit, Phase, Target, Undisturbed, finish, kill_once, run_undisturbed
 from tests.faults.stages import STAGES, Stage, newest_checkpoint, progress, steps_done
 
 _COLUMNS = ("stage", "killed", "moment", "left behind", "then")
 EVERY = 8  # steps between checkpoints, see SMALL
-
-
-@dataclass(frozen=True)
-class Undisturbed:
-    """A stage that nobody killed: a digest of every file, and the seconds that it took."""
-
-    payload: dict[str, str]
-    seconds: float
 
 
 class Campaign:
@@ -42,8 +33,7 @@ class Campaign:
         for stage in self.chain.values():
             if stage.name not in self.undisturbed:
                 stage.clear(self.root)
-                seconds = finish(stage, self.root, *self.overrides)
-                self.undisturbed[stage.name] = Undisturbed(stage.payload(self.root), seconds)
+                self.undisturbed[stage.name] = run_undisturbed(stage, self.root, *self.overrides)
             if stage.name == name:
                 break
         return self.undisturbed[name]
@@ -59,8 +49,7 @@ class Campaign:
         planned: Iterator[tuple[Phase, Target]] = cycle(moments)
         while done < hits:
             before = progress(stage, self.root, usual.payload)
-            phase, target = next(planned)
-            hit = kill_once(stage, self.root, usual.seconds, phase, target, chooser, *self.overrides)
+            hit = kill_once(stage, self.root, usual, *next(planned), chooser, *self.overrides)
             if hit is None:  # over before: that is a resume, too
                 self._compare(stage, usual)
                 stage.clear(self.root)
@@ -68,9 +57,7 @@ class Campaign:
             done += 1
             self._check_what_is_there(stage, usual)
             after = progress(stage, self.root, usual.payload)
-            moment = f"{phase}, {hit.seconds:.1f} s ({hit.seconds / usual.seconds:.0%})"
-            self.rows.append((name, hit.victim, moment, f"{before} → {after}", "every file there whole"))
-            print(" | ".join(self.rows[-1]), flush=True)
+            self._note(stage, usual, hit, f"{before} → {after}", "every file there whole")
         seconds = finish(stage, self.root, *self.overrides)
         self._compare(stage, usual)
         *rows, last = self.rows
@@ -90,6 +77,11 @@ class Campaign:
         different = [name for name in names if found.get(name) != usual.payload.get(name)]
         assert not different, f"{stage.name}: not as undisturbed after the resume: {different}"
         assert not stage.leftovers(self.root), f"{stage.name} left behind what a killed run wrote"
+
+    def _note(self, stage: Stage, usual: Undisturbed, hit: Hit, left: str, then: str) -> None:
+        moment = f"{hit.phase}, {hit.seconds:.1f} s ({hit.seconds / usual.seconds:.0%}), {hit.names} names"
+        self.rows.append((stage.name, hit.victim, moment, left, then))
+        print(" | ".join(self.rows[-1]), flush=True)
 
     def table(self) -> str:
         """What happened, in Markdown."""

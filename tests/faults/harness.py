@@ -1,16 +1,18 @@
 """Kills a stage at random moments, and looks at what is left each time.
 
-Moments are of two kinds: a random time of the run, and, in the writing, as soon as a temporary name is seen after it.
-Who is hit: the whole process group, the main process alone (what it started must then go by itself), or one child (a
-rank, a server, an engine's process: the main process must then end by itself).
+Moments are of three kinds: in the start-up, at a random time; in the work, a random while after a random one of the
+names that the stage gives; in the writing, as soon as a random one of its temporary names is seen. Who is hit: the
+whole process group, the main process alone (what it started must then go by itself), or one child (a rank, a server,
+an engine's process: the main process must then end by itself).
 """
 
 import contextlib
 import os
 import random
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,7 +24,7 @@ from tests.faults.stages import Stage
 from tests.scripts import accelerate
 from tests.warm import run_warm, warm
 
-Phase = Literal["work", "writing"]
+Phase = Literal["start-up", "work", "writing"]
 Target = Literal["group", "main", "child"]
 LOOK_EVERY = 0.004  # seconds: a file of the embedded target is on its way for about as long as that
 PATIENCE = 180.0  # seconds for what must end by itself
@@ -30,16 +32,83 @@ _HELPERS = ("resource_tracker", "git")  # whose death nobody has to notice
 
 
 @dataclass(frozen=True)
+class Undisturbed:
+    """A stage that nobody killed.
+
+    Attributes:
+        payload: digest of every file.
+        seconds: it took.
+        first_name: seconds until the first new name.
+        names: new names in all, temporary ones included.
+        temporary: of them temporary.
+    """
+
+    payload: dict[str, str]
+    seconds: float
+    first_name: float
+    names: int
+    temporary: int
+
+
+@dataclass(frozen=True)
 class Hit:
     """A kill.
 
     Attributes:
+        phase: when.
         victim: who, in words.
         seconds: from the start of the command to the kill.
+        names: that the stage had given by then.
     """
 
+    phase: Phase
     victim: str
     seconds: float
+    names: int
+
+
+class Watch:
+    """New names in a stage's folders, looked up all the time."""
+
+    def __init__(self, stage: Stage, root: Path):
+        self._stage, self._root = stage, root
+        self._known = set(stage.names(root))
+        self.started = time.monotonic()
+        self.first: float | None = None
+        self.new: set[str] = set()
+
+    def look(self) -> None:
+        with contextlib.suppress(FileNotFoundError):  # a folder went while it was listed
+            self.new |= self._stage.names(self._root) - self._known
+        if self.new and self.first is None:
+            self.first = time.monotonic() - self.started
+
+    @property
+    def temporary(self) -> set[str]:
+        return {name for name in self.new if (".tmp" in name or "/." in name) and not name.endswith(LOCK)}
+
+    def until(self, done: Callable[[], bool], alive: Callable[[], bool]) -> None:
+        while alive():
+            self.look()
+            if done():
+                return
+            time.sleep(LOOK_EVERY)
+
+
+def run_undisturbed(stage: Stage, root: Path, *overrides: str) -> Undisturbed:
+    """Run a stage to its end and measure it."""
+    watch, end = Watch(stage, root), threading.Event()
+    thread = threading.Thread(target=watch.until, args=(lambda: False, lambda: not end.is_set()))
+    thread.start()
+    try:
+        finish(stage, root, *overrides)
+    finally:
+        end.set()
+        thread.join()
+    seconds = time.monotonic() - watch.started
+    watch.look()
+    first = watch.first or seconds
+    return Undisturbed(stage.payload(root), seconds, first, len(watch.new), len(watch.temporary))
 
 
 def finish(stage: Stage, root: Path, *overrides: str) -> float:
@@ -68,36 +137,43 @@ def log_of(stage: Stage, root: Path) -> str:
 
 
 def kill_once(
-    stage: Stage, root: Path, seconds: float, phase: Phase, target: Target, chooser: random.Random, *overrides: str
+    stage: Stage, root: Path, usual: Undisturbed, phase: Phase, target: Target, chooser: random.Random, *overrides: str
 ) -> Hit | None:
-    """Start or resume a stage, which takes so many seconds, and kill it; None when it was over before. Nothing that it
-    started is left then.
-    """
-    began = time.monotonic()
+    """Start or resume a stage and kill it; None when it was over before. Nothing that it started is left then."""
     with started(stage, root, *overrides) as process:
-        due = began + chooser.uniform(0, 0.9 * seconds)
-        while process.poll() is None and time.monotonic() < due:
-            time.sleep(LOOK_EVERY)
-        before = _temporary(stage, root)
-        while phase == "writing" and process.poll() is None and _temporary(stage, root) <= before:
-            time.sleep(LOOK_EVERY)
+        watch = Watch(stage, root)
+        _wait(watch, phase, usual, chooser, lambda: process.poll() is None)
         family = _family(process)
         if process.poll() is not None:
             assert process.returncode == 0, log_of(stage, root)
             return None
-        hit = Hit(_strike(process, family, target, chooser), time.monotonic() - began)
+        seconds = time.monotonic() - watch.started
+        victim = _strike(process, family, target, chooser)
+        watch.look()
         went_on = _still_alive(family)
-        assert not went_on, f"{stage.name}: {hit.victim} was killed and these went on: {went_on}"
-        if hit.victim.startswith("one child") and process.returncode == 0:
+        assert not went_on, f"{stage.name}: {victim} was killed and these went on: {went_on}"
+        if victim.startswith("one child") and process.returncode == 0:
             return None  # it did without
-    return hit
+    return Hit(phase, victim, seconds, len(watch.new))
 
 
-def _temporary(stage: Stage, root: Path) -> set[str]:
-    """Names of files that are being written."""
-    with contextlib.suppress(FileNotFoundError):  # a folder went while it was listed
-        return {n for n in stage.names(root) if (".tmp" in n or "/." in n) and not n.endswith(LOCK)}
-    return set()
+def _wait(watch: Watch, phase: Phase, usual: Undisturbed, chooser: random.Random, alive: Callable[[], bool]) -> None:
+    """Until the moment has come."""
+    share, number = chooser.random(), chooser.random()
+    if phase == "start-up":
+        due = watch.started + share * usual.first_name
+        watch.until(lambda: time.monotonic() >= due, alive)
+        return
+    there = len(watch._known)
+    if phase == "writing":
+        wanted = 1 + int(number * max(1, usual.temporary - there // 2))
+        watch.until(lambda: len(watch.temporary) >= wanted, alive)
+        return
+    wanted = int(number * max(1, usual.names - there))
+    watch.until(lambda: len(watch.new) > wanted, alive)
+    gap = (usual.seconds - usual.first_name) / max(1, usual.names)
+    due = time.monotonic() + share * gap
+    watch.until(lambda: time.monotonic() >= due, alive)
 
 
 def _family(process: psutil.Popen) -> list[psutil.Process]:
