@@ -43,7 +43,7 @@ def make_texts() -> list[list[list[int]]]:
         return torch.randint(12, 3000, (length,), generator=generator).tolist()
 
     first = [text(5), text(300), text(128), text(1), text(97)]
-    return [first, [first[1][:270] + text(40), text(33)], [text(100) for _ in range(16)]]
+    return [first, [first[1][:270] + text(40), text(33)], [text(120) for _ in range(16)]]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def harvested(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
 
         for i, members in enumerate(texts):
             harvest(shard_path(directory, i), as_texts(i, members))
-        requests = [GenerationRequest(prompt, 40, 0.0, None, True, f"2-{i}") for i, prompt in enumerate(prompts)]
+        requests = [GenerationRequest(prompt, 16, 0.0, None, True, f"2-{i}") for i, prompt in enumerate(prompts)]
         pairs = zip(prompts, engine.generate(requests), strict=True)
         texts.append([[*prompt, *response.token_ids] for prompt, response in pairs])
         engine.store([(shard_path(directory, 2), as_texts(2, texts[2]))])
