@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed-$(shell cat requirements/cpu.txt pyproject.toml | ck
 
 POINTS ?=
 
-.PHONY: quickstart test soak crash-points gpu-check presets check install plan data train export evaluate clean
+.PHONY: quickstart test long soak crash-points gpu-check presets check install plan data train export evaluate clean
 
 quickstart: data train export evaluate  ## from nothing to a measured head
 
@@ -52,8 +52,11 @@ plan: install  ## what RECIPE will take: GPUs, memory, disk
 evaluate: install
 	$(RUN) eval/head.py $(RECIPE) $(OVERRIDES)
 
-test: install  ## everything, with real vLLM and real DeepSpeed
-	$(RUN) -m pytest tests -m "not soak and not presets" $(WORKERS)
+test: install  ## the suite, with real vLLM and real DeepSpeed
+	$(RUN) -m pytest tests -m "not long and not soak and not presets" $(WORKERS)
+
+long: install  ## what takes a minute or more a test: kills, a candidate's way into service, vLLM's other model runner
+	$(RUN) -m pytest tests -m long $(WORKERS)
 
 soak: install  ## random kills of every stage; prints the table of docs/faults.md
 	$(RUN) -m pytest tests -m soak -s

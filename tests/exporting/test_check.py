@@ -78,7 +78,7 @@ def fitted(recipe: Recipe, store: StateStore, num_steps: int) -> dict[str, Tenso
     return {**model.state_dict(), "d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if "window" in n else n for n in HEADS])
 def test_an_engine_runs_the_rounds_we_predict(responses, tmp_path: Path, name):
     recipe = recipe_at(tmp_path, *FEW, *HEADS[name])
     shutil.copytree(responses, recipe.responses_dir("train").parent)

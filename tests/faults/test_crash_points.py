@@ -11,7 +11,7 @@ import pytest
 from tests.faults.power_loss import build, preloaded
 from tests.scripts import run_python
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")]
 STAGES = ("prompts", "regenerate", "harvest", "spool", "train", "online", "import", "report")
 FAULTS = ("kill", "EIO")
 

@@ -1,6 +1,6 @@
 """SIGKILL at random moments: every stage, resumed, ends with the payload of the undisturbed run.
 
-`make test` kills one stage with ranks and one with servers, and a sample of the operations of the others
+`make long` kills one stage with ranks and one with servers, and at a sample of the operations of the others
 (test_crash_points.py); `make soak` kills every stage, and prints the table of docs/faults.md.
 """
 
@@ -23,11 +23,13 @@ KILLS = {
 ROUGHLY = Undisturbed({}, seconds=40.0, first_name=5.0, names=10, temporary=4)
 
 
+@pytest.mark.long
 def test_training_on_two_ranks_survives_a_kill(campaign, chooser):
     campaign.run("train, 2 ranks")
     campaign.kill("train, 2 ranks", [chooser.choice(SEVERAL)], chooser, hits=1)
 
 
+@pytest.mark.long
 def test_serving_survives_a_kill(campaign, chooser):
     """Without an undisturbed twin: a server that was measured stays as it is, and every prompt has its answer."""
     campaign.run("export")

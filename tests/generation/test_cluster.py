@@ -93,6 +93,7 @@ def test_a_ray_cluster_that_loses_a_worker_makes_the_same_store(regenerated: Rec
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_engines_of_this_machine_make_the_same_responses(regenerated: Recipe, tmp_path: Path):
     recipe = regenerated.model_copy(update={"output_dir": str(tmp_path)})
     shutil.copytree(regenerated.prompts_dir, recipe.prompts_dir)

@@ -5,7 +5,7 @@ import pytest
 from tests.scripts import run_ok
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.mark.parametrize("cases", ["tests/gpu/v2_cases.py", "tests/engine/test_connector.py"])

@@ -146,6 +146,7 @@ def test_a_candidate_from_shuffled_responses_is_refused(tiny_run, tmp_path):
     assert [head["name"] for head in state["heads"]] == ["tiny"]
 
 
+@pytest.mark.long
 def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path, monkeypatch):
     """The head in service was hardly trained; its loop is killed while the candidate is made, and goes on."""
     # At a low rate AdamW learns little. Muon, whose rate is another, would leave the candidate nothing to gain.
@@ -186,6 +187,7 @@ def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path, monke
     assert run_here("data_gen/adapt.py", *overrides, "--roll-back") == 2
 
 
+@pytest.mark.long
 def test_a_trial_goes_on_after_the_server_was_killed(tiny_run, tmp_path):
     """A bad head serves and a good one is on trial."""
     own = ("name=worse", "data=tiny", "adapt.trial_requests=32", "adapt.min_tokens=1000000", "responses.max_tokens=64")

@@ -49,6 +49,7 @@ def batches_of(recipe) -> Iterator[tuple[Window, PackedBatch]]:
         yield window, pack(store, [window], drafter).to(torch.device("cpu"), torch.float32)
 
 
+@pytest.mark.long
 def test_both_model_runners_accept_the_same_drafts(tiny_run, tmp_path):
     """V2 is the default on GPUs; its Triton kernels are interpreted."""
     pytest.importorskip("triton")

@@ -22,6 +22,7 @@ def resumes_exactly(recipe, *options: str, ranks: int) -> None:
     assert all(torch.equal(again[name], final[name]) for name in final)
 
 
+@pytest.mark.long
 def test_muon_on_two_ranks_with_tensorboard_learns_and_resumes(fresh_recipe):
     recipe, options = fresh_recipe(), ("train.optimizer=muon", "train.zero_stage=2", "train.batches_per_step=2")
     options = (*options, "train.tracker=tensorboard", "train.keep_checkpoints=3")

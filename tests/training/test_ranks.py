@@ -92,6 +92,7 @@ def test_gradients_sent_during_the_backward_are_the_same(runs, run_factory):
         assert found == pytest.approx([entry[name] for entry in plain], rel=1e-6)
 
 
+@pytest.mark.long
 def test_two_launchers_train_as_two_nodes(runs, run_factory):
     recipe = run_factory("nodes")
     flags = ("--multi_gpu", "--num_processes", "2", "--num_machines", "2", "--main_process_ip", "127.0.0.1",
