@@ -102,7 +102,7 @@ class Engine:
         ended: list[Any] = []
         while self._llm.llm_engine.has_unfinished_requests():  # LLM.wait_for_completion, with the stage's bar
             ended += (new := [output for output in self._llm.llm_engine.step() if output.finished])
-            if bar is not None:
+            if bar is not None and new:
                 bar.update(len(new))
         outputs = [output.outputs[0] for output in sorted(ended, key=lambda output: int(output.request_id))]
         return [Generation(list(o.token_ids), str(o.finish_reason), o.spec_decode_metrics) for o in outputs]

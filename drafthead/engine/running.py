@@ -31,7 +31,7 @@ from drafthead.engine.offline import keep_engines_in_this_process
 from drafthead.processes import ends_with_parent
 from drafthead.progress import progress_bar, wait_until
 
-LOOK_EVERY = 5.0  # seconds; how often the bar follows the files
+LOOK_EVERY = 5.0  # seconds; how often the bar follows the engines or their files
 
 
 class Job(Protocol):
@@ -135,21 +135,23 @@ def run_on_node(task: Task, jobs: Sequence[Job], workers: int) -> None:
     manager = SyncManager(ctx=context)
     manager.start(ends_with_parent())
     with manager, ExitStack() as stack, task.bar(jobs) as bar:
-        queue = manager.Queue()
+        queue, done = manager.Queue(), manager.Queue()
         for job in jobs:
             queue.put(job)
         running = set()
         for devices in _devices(task.gpus, workers):  # a pool each: one whose process died ends its other processes
             pool = stack.enter_context(ProcessPoolExecutor(1, context, ends_with_parent()))
-            running.add(pool.submit(run_engine, task, queue.get_nowait, devices, workers))
+            running.add(pool.submit(run_engine, task, queue.get_nowait, done.put, devices, workers))
         while running:
             ended, running = wait(running, timeout=LOOK_EVERY, return_when=FIRST_EXCEPTION)
-            follow(bar, jobs)
+            while not done.empty():
+                bar.update(done.get())
             for worker in ended:
                 if isinstance(error := worker.exception(), BrokenProcessPool):
                     raise ValueError("an engine's process died; what it said is above. Run the same command again")
                 if error:
                     raise error
+        follow(bar, jobs)
 
 
 def run_part(task: Task, jobs: Sequence[Job], run: Runner, part: tuple[int, int]) -> None:
@@ -171,12 +173,19 @@ def _part(text: str) -> tuple[int, int]:
     return int(number), int(of)
 
 
-def run_engine(task: Task, take: Callable[[], Job], devices: str | None = None, engines: int = 1) -> None:
+def run_engine(
+    task: Task,
+    take: Callable[[], Job],
+    update: Callable[[int], object] | None = None,
+    devices: str | None = None,
+    engines: int = 1,
+) -> None:
     """Do jobs until there are none (`queue.Empty`), and wait until their files are on disk.
 
     Args:
         task: what to do.
         take: the next job.
+        update: called with how many more sequences are done.
         devices: CUDA_VISIBLE_DEVICES, instead of what it is.
         engines: that share the cores where there are no GPUs.
     """
@@ -185,7 +194,10 @@ def run_engine(task: Task, take: Callable[[], Job], devices: str | None = None, 
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // engines))
     keep_engines_in_this_process()
-    _make(task, _taken(take), tqdm(disable=True))
+    bar = tqdm(disable=True)
+    if update is not None:
+        bar.update = update
+    _make(task, _taken(take), bar)
 
 
 def _taken(take: Callable[[], Job]) -> Iterator[Job]:

@@ -14,6 +14,7 @@ from queue import Queue
 
 import psutil
 import pytest
+from tqdm import tqdm
 
 from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import Recipe
@@ -124,20 +125,25 @@ def test_engines_without_gpus_share_the_cores_unless_the_user_says_how_many(monk
     monkeypatch.setattr("torch.set_num_threads", threads.append)
     task = running.Task(nullcontext, 1, "testing", "seq")
     for devices, engines in ((None, 3), (None, 9), ("0", 3)):
-        running.run_engine(task, Queue().get_nowait, devices, engines)
+        running.run_engine(task, Queue().get_nowait, devices=devices, engines=engines)
     assert threads == [2, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    running.run_engine(task, Queue().get_nowait, None, 3)
+    running.run_engine(task, Queue().get_nowait, engines=3)
     assert threads == [2, 1]
 
 
 class Dying:
-    """A worker that dies, or raises, over the second job."""
+    """A worker that dies, or raises, over the second job, once the bar has moved."""
 
-    def __init__(self, how: str):
-        self.how = how
+    def __init__(self, how: str, moved: Path):
+        self.how, self.moved = how, moved
 
     def make(self, job, bar) -> None:
+        bar.update(1)
+        until = time.monotonic() + 60
+        while not self.moved.exists():
+            assert time.monotonic() < until, "the bar waits for files"
+            time.sleep(0.02)
         if job.path.stem != "shard-00001":
             time.sleep(0.5)
             job.path.write_text("whole")
@@ -151,10 +157,12 @@ class Dying:
 
 
 @pytest.mark.parametrize(("how", "said"), [("raises", "states are wrong"), ("dies", "Run the same command again")])
-def test_what_ends_one_engine_of_this_machine_ends_the_stage_after_the_others(tmp_path: Path, how, said):
-    jobs = [ShardJob(shard_path(tmp_path, index), []) for index in range(3)]
+def test_what_ends_one_engine_of_this_machine_ends_the_stage_after_the_others(tmp_path: Path, monkeypatch, how, said):
+    jobs, moved = [ShardJob(shard_path(tmp_path, index), []) for index in range(3)], tmp_path / "moved"
+    monkeypatch.setattr(tqdm, "update", lambda bar, n: n and moved.touch())
+    monkeypatch.setattr(running, "LOOK_EVERY", 0.2)
     with pytest.raises(ValueError, match=said):
-        running.run_on_node(running.Task(partial(nullcontext, Dying(how)), 1, "testing", "seq"), jobs, workers=2)
+        running.run_on_node(running.Task(partial(nullcontext, Dying(how, moved)), 1, "testing", "seq"), jobs, workers=2)
     assert running.unwritten(jobs) == jobs[1:2], "the other engine has finished"
 
 
