@@ -55,7 +55,7 @@ evaluate: install
 test: install  ## the suite, with real vLLM and real DeepSpeed
 	$(RUN) -m pytest tests -m "not long and not soak and not presets" $(WORKERS)
 
-long: install  ## what takes a minute or more a test: kills, a candidate's way into service, vLLM's other model runner
+long: install  ## what takes a minute or more a test: kills, a full disk, a candidate in service, vLLM's other model runner
 	$(RUN) -m pytest tests -m long $(WORKERS)
 
 soak: install  ## random kills of every stage; prints the table of docs/faults.md

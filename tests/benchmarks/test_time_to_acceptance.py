@@ -17,6 +17,8 @@ def run_benchmark(output, *arguments: str):
     return run_python(*given, PYTHONPATH=os.fspath(REPO_ROOT))
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_ours_is_timed_and_scored_until_the_last_step(tmp_path):
     output, found = tmp_path / "out", tmp_path / "time.json"
     recipe = small_recipe(output)

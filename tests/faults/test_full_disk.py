@@ -24,6 +24,7 @@ def _can_mount() -> bool:
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(not _can_mount(), reason="needs a user namespace in which a tmpfs can be mounted"),
 ]
 
