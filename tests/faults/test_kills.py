@@ -1,6 +1,6 @@
 """SIGKILL at random moments: every stage, resumed, ends with the payload of the undisturbed run.
 
-`make long` kills one stage with ranks and one with servers, and at a sample of the operations of the others
+`make long` kills one stage with ranks and one with servers, and the others at a sample of their operations
 (test_crash_points.py); `make soak` kills every stage, and prints the table of docs/faults.md.
 """
 

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 @pytest.mark.parametrize("cases", ["tests/gpu/v2_cases.py", "tests/engine/test_connector.py"])
 def test_states_agree_with_transformers(cases):
-    """Each in a process of its own: both in one failed, which was not looked into."""
+    """Each in a process of its own: in the second engine of one vLLM asks for an accelerator, which a CPU is not."""
     plugin = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.gpu.interpreted_triton")
     printed = run_ok(*plugin, cases, timeout_s=900)
     assert " passed" in printed
