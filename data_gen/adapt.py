@@ -40,9 +40,9 @@ def main() -> None:
         loop = Loop.opened(recipe, command)
         with serving(recipe, loop.head_dir(loop.served.name)) as control:
             print(f"serving on {control.server.base_url}; the API key is in {folder(recipe) / 'server.json'}")
-            while control.head():
+            while control.head() or (control.server.process and not control.server.how_it_ended()):
                 time.sleep(1)
-        return
+            raise control.server.gone("it was serving")
     if args.roll_back:
         roll_back(Loop.opened(recipe, command))
         return

@@ -147,11 +147,13 @@ def heldout_states(recipe: Recipe, prompts: int, temperature: float = 0.0, respo
 
 def respond(recipe: Recipe, engine: Engine, prompts: list[EvalPrompt], temperature: float) -> list[Response]:
     """Responses, and what would follow each: vLLM counts accepted tokens before it trims at the stop."""
-    K, seeds = recipe.eval.num_draft_tokens, [SEED + i for i in range(len(prompts))]
+    K, count = recipe.eval.num_draft_tokens, len(prompts)
+    seeds = range(SEED, SEED + count)
     asked = [(p.prompt_ids, recipe.eval.max_tokens, temperature, s) for p, s in zip(prompts, seeds, strict=True)]
     first = engine.generate([GenerationRequest(*one) for one in asked])
     texts = [[*p.prompt_ids, *one.token_ids] for p, one in zip(prompts, first, strict=True)]
-    more = [GenerationRequest(text, K, temperature, s, True) for text, s in zip(texts, seeds, strict=True)]
+    # With other random numbers than the response's own first tokens.
+    more = [GenerationRequest(text, K, temperature, s + count, True) for text, s in zip(texts, seeds, strict=True)]
     return [
         Response(
             p.id, p.category, p.prompt_ids, one.token_ids, more.token_ids, "", one.finish_reason, temperature,

@@ -38,6 +38,7 @@ from drafthead.statistics import (
 
 ALLOWANCE = 0.25  # spreads per request: the chart is tuned to falls of twice that
 REFERENCE = 200  # requests of a head, that later ones are compared with
+WINDOW = 20_000  # requests, the newest ones, that are compared with it: a fall that takes more to show is not seen
 LEAST = 64  # requests of a workload in a reference, for a chart of its own
 LARGEST = 3.0  # spreads that one request can count
 _DAYS = 30  # in which one false alarm may come

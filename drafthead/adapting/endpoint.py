@@ -40,7 +40,7 @@ ROUTE = "/adapt"
 MIXED = ""  # instead of a head: the request was answered with two
 _LOOPBACK = ("127.0.0.1", "::1")
 _TAKEN = ("", ALL, REST)  # what reports call more than one workload
-_PURGE_S = 60
+_PURGE_S, _MOST_COUNTS = 60, 64 << 20  # seconds; bytes, of half a million requests
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Recorder:
         if time.monotonic() - self._purged > _PURGE_S:
             self._purged = time.monotonic()
             self._captured.purge(self._settings.retention_days)
-            self._counts.purge(math.inf)  # the reference stays, however old
+            self._counts.purge(math.inf, _MOST_COUNTS)  # the reference is in the loop's state
 
 
 class Adapting:

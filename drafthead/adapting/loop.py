@@ -35,6 +35,7 @@ from drafthead.adapting.rows import TooFewError, write_rows
 from drafthead.cli import run_script
 from drafthead.config import Recipe
 from drafthead.config.evaluation import OWN
+from drafthead.data.responses import LOOP_LIMIT
 from drafthead.drafters.registry import drafter_of, drafters
 from drafthead.evaluation.measuring.acceptance import KIND, read_acceptance
 from drafthead.files import make_folder, write_json
@@ -65,7 +66,9 @@ class State(BaseModel):
         attempt: trainings since the alarm.
         cycle: number of the last training.
         probation: whether the head in service is still compared with the one before it.
+        forgotten: number of the last training whose copies of captured text are deleted.
         reference_from: requests of the head from then on are what later ones are compared with; in a trial, its start.
+        reference: those requests, once there are enough: as the server wrote them down, without their tokens.
         history: what happened when, from the start.
     """
 
@@ -74,8 +77,10 @@ class State(BaseModel):
     alarmed: float = 0.0
     attempt: int = 0
     cycle: int = 0
+    forgotten: int = 0
     probation: bool = False
     reference_from: float
+    reference: list[Record] = []
     history: list[dict[str, Any]] = []
 
 
@@ -144,7 +149,7 @@ class Loop:
         write_json(folder(self.recipe) / "state.json", self.state.model_dump())
 
     def records(self, kind: str) -> list[Record]:
-        """Of `counts`, as far back as they are compared, or of `captured`; what was read before is kept in memory."""
+        """Of `counts`, the newest as far back as they are compared, or of `captured`; kept in memory once read."""
         text, state = kind == "captured", self.state
         if kind not in self._read:
             self._read[kind] = Log(folder(self.recipe) / kind, capture_key() if text else None), []
@@ -153,6 +158,8 @@ class Loop:
         oldest = state.reference_from if watching else min(state.reference_from, state.alarmed or state.reference_from)
         oldest = time.time() - self.recipe.adapt.retention_days * DAY_S if text else oldest
         before[:] = [r for r in [*before, *log.read()] if r["at"] >= oldest]
+        if not text:
+            del before[: -drift.WINDOW]
         return before
 
     # ---- The steps ----
@@ -161,8 +168,10 @@ class Loop:
         """Do what is next, if anything is."""
         if self.state.phase in ("train", "compare"):
             self._begin_again()
-        else:
+        elif self.state.forgotten < self.state.cycle:  # once: later ones of the same name are the user's own
             self._forget()
+            self.state.forgotten = self.state.cycle
+            self.save()
         Log(folder(self.recipe) / "captured").purge(self.recipe.adapt.retention_days)
         getattr(self, f"_{self.state.phase}")()
 
@@ -181,7 +190,11 @@ class Loop:
             rows = [r for r in rows if r["head"] == before and state.alarmed <= r["at"] < self.served.since]
             reference, later, enough = rows[-first:], own[:first], drift.LEAST
         else:
-            reference, later, enough = own[:first], own[first:], first
+            if not state.reference and len(own) >= first:
+                state.reference = own[:first]
+                self.save()
+            reference, enough = state.reference, first
+            later = [r for r in own if reference and r["at"] > reference[-1]["at"]]
         few = len(reference) < enough
         if not few and reference != self._charted[0]:
             self._charted = reference, drift.charts_of(reference)
@@ -239,10 +252,12 @@ class Loop:
         state, candidate = self.state, self.candidate
         run_script("eval/acceptance.py", [*self._overrides(), "--no-tables"])
         rows = read_acceptance(candidate.results_dir / KIND)
+        rows = rows[~rows.prompt_id.isin(rows.prompt_id[rows.repeated > LOOP_LIMIT])]  # whoever's response loops
         own, served = (rows[rows.method == name] for name in (OWN, SERVED))
         verdict = decide(served, own, self.recipe.adapt.worse_by)
         if verdict.promoted and self.recipe.adapt.trial_requests:
-            state.phase, state.reference_from = "trial", time.time()
+            state.phase = "trial"
+            self._compare_from_now()
             self.note("trial", candidate.name, verdict.why, gains=verdict.figures())
         else:
             self._judge(verdict)
@@ -259,10 +274,11 @@ class Loop:
 
     def _judge(self, verdict: Verdict) -> None:
         """Promote the candidate, or refuse it."""
-        state, name, now = self.state, self.candidate.name, time.time()
-        state.phase, state.reference_from = "watch", now
+        state, name = self.state, self.candidate.name
+        state.phase = "watch"
+        self._compare_from_now()
         if verdict.promoted:
-            state.heads.append(Head(name=name, since=now))
+            state.heads.append(Head(name=name, since=state.reference_from))
             state.probation = True
         elif state.attempt < ATTEMPTS:
             state.phase = "collect"
@@ -279,19 +295,24 @@ class Loop:
         (folder(self.recipe) / _REQUEST).write_text(self.served.name)
         return self.state.heads[-2]
 
-    def answer_request(self) -> None:
-        """Roll back if that was asked for."""
-        if (request := folder(self.recipe) / _REQUEST).exists():
+    def answer_request(self) -> bool:
+        """Roll back if that was asked for; returns whether it was."""
+        if asked := (request := folder(self.recipe) / _REQUEST).exists():
             if request.read_text() == self.served.name:  # otherwise it was done, or another head came meanwhile
                 self._roll_back("asked for")
             request.unlink()
+        return asked
 
     def _roll_back(self, why: str) -> None:
         state = self.state
         state.heads.pop()
-        state.heads[-1].since = state.reference_from = time.time()
         state.phase, state.probation = "watch", False
+        self._compare_from_now()
+        self.served.since = state.reference_from
         self.note("rolled back", self.served.name, why)
+
+    def _compare_from_now(self) -> None:
+        self.state.reference_from, self.state.reference = time.time(), []
 
     # ---- The cycle's copies of captured text ----
 
@@ -333,6 +354,7 @@ class Loop:
             f"eval.methods=[{{name: {SERVED}, method: {OWN}, head: {served}}}, {OWN}]",
             f"eval.served={OWN}", "eval.temperatures=0", "eval.workloads=category",
             f"eval.num_draft_tokens={self.recipe.eval.num_draft_tokens}",
+            f"eval.reasoning_efforts={self.recipe.eval.reasoning_effort}",
         ]  # fmt: skip
 
 
@@ -356,6 +378,8 @@ def run_loop(loop: Loop, server: Control, ended: Callable[[], bool], noted: Call
         over = ended()  # before the step, which may be the one that sees the last requests
         loop.answer_request()  # made during a step of minutes; the server has been told already
         server.load(loop.head_dir(loop.in_turn()))
+        while loop.answer_request():  # asked for between the two
+            server.load(loop.head_dir(loop.in_turn()))
         loop.step()
         if len(loop.state.history) > events:
             events, over = len(loop.state.history), False

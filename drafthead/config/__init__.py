@@ -92,7 +92,8 @@ def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequen
 
 def _drop_other_drafters(values: Any, given: list[str]) -> None:
     """Leave out what the file, or the command line before its `head.type`, says of another drafter."""
-    section = section_of(values["head"].get("type")) if "head.type" in given else None
+    chosen = "head.type" in given and isinstance(values["head"], dict)
+    section = section_of(values["head"].get("type")) if chosen else None
     if section is not None:
         since = given[given.index("head.type") :]
         strange = [key for key in values["head"] if key not in section.model_fields and f"head.{key}" not in since]

@@ -189,8 +189,8 @@ class EvalConfig(Section):
     @model_validator(mode="after")
     def _check_lists(self) -> Self:
         names = [method.name for method in self.methods] + [endpoint.name for endpoint in self.endpoints]
-        if "none" in names:
-            raise ValueError("eval.endpoints: `none` is the baseline; give the endpoint another name")
+        if taken := {endpoint.name for endpoint in self.endpoints} & {"none", *UNLISTED}:
+            raise ValueError(f"eval.endpoints: {min(taken)} names a method here; give the endpoint another name")
         _distinct(names, "eval.methods: ")
         _distinct([load.name for load in self.loads], "eval.concurrency: ")
         known = dict.fromkeys([*(method.name for method in self.methods), *UNLISTED])

@@ -92,11 +92,6 @@ def read_prompts(directory: Path, split: str) -> list[Prompt]:
     return [_from_row(row) for row in pq.read_table(path).to_pylist()]
 
 
-def ids_of(directory: Path, splits: Sequence[str]) -> set[str]:
-    """Ids of the prompts of some splits."""
-    return {prompt.id for split in splits for prompt in read_prompts(directory, split)}
-
-
 def _value(prompt: Prompt, column: str) -> Any:
     value = getattr(prompt, "response" if column == "answer" else column)
     return json.dumps(value, ensure_ascii=False) if column in _JSON and value is not None else value
@@ -112,10 +107,10 @@ def _from_row(row: dict[str, Any]) -> Prompt:
 # ---- The ids of the prompts that a head was trained on ----
 #
 # They are kept with the head, so that no evaluation uses them by mistake. A head's manifest names its run, a run its
-# states, and so on back to the prompts, but those folders stay behind when a head is moved. So the ids themselves are
-# stored in the head's directory, listed in its manifest. An id is a hash of a prompt's content, so prompts of other
-# recipes are recognised too. A run has the same file when its weights were initialised from another head: with the
-# prompts of that head, which every head exported from the run inherits.
+# states, and so on back to the prompts, but those folders stay behind when a head is moved. So a run notes the ids
+# themselves when it begins, with those of the run that its weights come from, and every head that is exported from it
+# has a copy, listed in its manifest. An id is a hash of a prompt's content, so prompts of other recipes are recognised
+# too.
 
 TRAINED_ON = "training_prompts.json"
 
@@ -137,11 +132,11 @@ def read_trained_on(directory: Path, manifest: dict[str, Any]) -> set[str] | Non
     path = directory / TRAINED_ON
     if not path.is_file() or sha256_file(path) != listed["sha256"]:
         raise ArtifactError(f"{path} is missing or not what the head's manifest lists; export the head again")
-    return known_before(directory)
+    return noted_prompts(directory)
 
 
-def known_before(run_dir: Path) -> set[str] | None:
-    """Ids of the prompts behind the weights that a run was initialised from; None when there is no such file."""
+def noted_prompts(run_dir: Path) -> set[str] | None:
+    """Ids of the prompts behind a run's weights; None when there is no such file, where they are not known."""
     path = run_dir / TRAINED_ON
     return set(read_json(path)["ids"]) if path.is_file() else None
 

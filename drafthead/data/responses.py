@@ -204,6 +204,11 @@ class ResponseTokens:
         return np.concatenate(pieces), masks.repeat([len(piece) for piece in pieces])
 
 
+def prompt_of(name: str) -> str:
+    """Id of the prompt of a response, whose own id has the number of the turn behind it in a chat."""
+    return name.partition("-")[0]
+
+
 def prompt_mask(learned: bool, turn: int) -> int:
     """Loss mask of a prompt's tokens. Of a conversation that is generated turn by turn, the first turn's prompt is
     learned alone: what a later one repeats is learned already."""

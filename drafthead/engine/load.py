@@ -160,7 +160,7 @@ class LoadResult:
         full = load.concurrency is not None and served >= REACHED * load.concurrency
         if load.request_rate is None or full or len(self.good) < 2:
             return full
-        return max(r.start_s for r in self.good) * REACHED <= send_times(load, len(self.good))[-1]
+        return max(r.start_s for r in self.requests) * REACHED <= send_times(load, len(self.requests))[-1]
 
     def summary(self, load: LoadConfig) -> dict[str, Any]:
         """Figures of the level by column: see evaluation/columns.yaml."""

@@ -120,6 +120,8 @@ def _data(recipe: Recipe, step: int) -> dict[str, Any] | None:
     if not responses.exists() or not prompts.exists() or not run.exists():
         return None
     made, manifest = artifacts.read_json(run), artifacts.read_json(responses)
+    if manifest["identity"]["prompts"] != artifacts.reference(artifacts.read_manifest(recipe.prompts_dir)):
+        return None  # drawn anew since
     rows = pq.read_table(prompts, columns=["source", "category"]).to_pylist()
     mix = Counter((row["source"], row["category"]) for row in rows)
     epochs = made["identity"]["train"]["epochs"] * step / made["counts"]["total_steps"]

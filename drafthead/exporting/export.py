@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from drafthead import artifacts
-from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, read_json, read_manifest, reference
+from drafthead.artifacts import read_json
 from drafthead.config import Recipe
 from drafthead.config.evaluation import OWN, UNTRAINED, MethodConfig
-from drafthead.data.prompts import ids_of, known_before, write_trained_on
+from drafthead.data.prompts import noted_prompts, write_trained_on
 from drafthead.drafters.base import DraftShape, draft_shape, num_parameters
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.trained import MODEL_FILE, Checkpoint, best_checkpoint, read_checkpoint
@@ -37,7 +37,6 @@ from drafthead.target.pieces import TargetSpec, compute_dtype, recipe_spec, targ
 
 KIND = "head"
 _CANDIDATE = ".candidate"
-_SPLITS = ("train", "validation")  # validation picks the checkpoint
 log = logging.getLogger(__name__)
 
 
@@ -53,8 +52,8 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
         The head's directory.
 
     Raises:
-        ArtifactError: there is no finished run, the checkpoint is damaged, the prompts here are not the run's, there is
-            nothing to check serving on, or the files of an exported head have changed.
+        ArtifactError: there is no finished run, the checkpoint is damaged, there is nothing to check serving on, or the
+            files of an exported head have changed.
         InUseError: another process is exporting to the same directory.
         ValueError: the checkpoint does not fit the recipe, or a check failed; nothing is left to serve then.
     """
@@ -80,7 +79,10 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
         weights = source.weights()
         check_tensors(weights, shape)
         config = write_head(recipe, candidate, weights, shape, source.aux_layer_ids)
-        record_prompts(recipe, candidate)
+        if (known := noted_prompts(source.run_dir)) is not None:
+            write_trained_on(candidate, known)
+        else:
+            log.info(f"{source.run_dir} does not say which prompts it learned from, so neither will the head")
         check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len)
         found = check_serving(recipe, candidate, source, shape) if serve_check else None
     except BaseException:
@@ -111,7 +113,7 @@ def open_checkpoint(recipe: Recipe, path: Path | None, spec: TargetSpec) -> Chec
     source = read_checkpoint(best_checkpoint(recipe.run_dir) if path is None else path)
     if source.run_dir != recipe.run_dir.resolve():
         raise ValueError(
-            f"{source.path} is of another run than {recipe.run_dir}, the recipe's, whose prompts the head would name; "
+            f"{source.path} is of another run than {recipe.run_dir}, the recipe's; "
             f"give the recipe of that run (name={source.run_dir.name})"
         )
     if differences := source.differences(recipe, spec):
@@ -170,50 +172,6 @@ def _finish(directory: Path, counts: dict[str, Any]) -> None:
     """The manifest; the card, which follows what is measured later, is no part of the artifact and is written anew."""
     (directory / CARD).unlink(missing_ok=True)
     artifacts.finish(directory, counts)
-
-
-def record_prompts(recipe: Recipe, directory: Path) -> None:
-    """Write the ids of the run's prompts into the head's directory, before its manifest.
-
-    Prompts behind the weights that the run began with are among them, as far as they are known. Responses, states and
-    run are checked to be made from the prompts that are here, as far as they are still on disk. Where nothing is known
-    nothing is written, and a line says so.
-
-    Raises:
-        ArtifactError: one of them was made from other prompts.
-    """
-    known, run = known_before(recipe.run_dir), recipe.run_dir / IDENTITY
-    imported = run.exists() and "imported" in read_json(run)  # the recipe's prompts are not what it learned from
-    if not imported and (recipe.prompts_dir / MANIFEST).exists():
-        prompts = reference(read_manifest(recipe.prompts_dir))
-        for split in _SPLITS:
-            _check_chain(recipe, split, prompts)
-        known = ids_of(recipe.prompts_dir, _SPLITS) | (known or set())
-    if known is not None:
-        write_trained_on(directory, known)
-    else:
-        why = "it was imported" if imported else f"{recipe.prompts_dir} is not here"
-        log.info(f"{why}: the head will not say which prompts it was trained on")
-
-
-def _check_chain(recipe: Recipe, split: str, prompts: str) -> None:
-    """prompts <- responses <- states <- run: each names what it was made from; one that is absent ends the walk."""
-    source, references = recipe.prompts_dir, [prompts]
-    for directory, key in (
-        (recipe.responses_dir(split), "prompts"), (recipe.states_dir(split), "responses"), (recipe.run_dir, "states")
-    ):  # fmt: skip
-        if not (directory / MANIFEST).exists():
-            return
-        manifest = read_manifest(directory)
-        found = manifest["identity"][key]
-        found = found[split] if key == "states" else found
-        if found not in references:
-            raise ArtifactError(
-                f"{directory} was made from another version of {source} ({str(found)[:12]}, not {references[0][:12]}), "
-                "so the prompts here are not those that the head learned from; restore them, or train again"
-            )
-        # A run names the identity of a spool that its states passed through, as the shards come and go.
-        source, references = directory, [reference(manifest), manifest["identity"]]
 
 
 def _predicted_on(source: Checkpoint) -> dict[str, Any] | None:

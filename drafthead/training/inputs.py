@@ -2,10 +2,11 @@
 
 Weights begin with the target's rows, or with another run's checkpoint (`train.init_from`). Of that, only weights are
 taken over: draft vocabulary, rotary embedding and norms belong to them, while optimiser, schedule and order of the data
-are the new run's own. The prompts that it is known to have learned from are noted in runs/NAME/training_prompts.json.
+are the new run's own. The prompts behind them, where they are known, and its own are noted in
+runs/NAME/training_prompts.json.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,8 @@ from drafthead.config import Recipe
 from drafthead.data import spool as spools
 from drafthead.data import store as state_store
 from drafthead.data.packing import Window, cut
-from drafthead.data.prompts import ids_of, known_before, read_trained_on
 from drafthead.data.responses import KIND as RESPONSES
-from drafthead.data.responses import ResponseTokens
+from drafthead.data.responses import ResponseTokens, prompt_of
 from drafthead.data.spool import SpooledStates, States
 from drafthead.data.store import StateStore
 from drafthead.drafters.base import Drafter, draft_shape
@@ -54,6 +54,11 @@ class Inputs:
     validation: States
     identity: dict[str, Any]
     start: Checkpoint | None
+
+    @property
+    def prompt_ids(self) -> set[str]:
+        """Of the prompts that the run learns from, those that pick its checkpoint among them."""
+        return {prompt_of(name) for states in (self.train, self.validation) for name in states.ids}
 
 
 def open_inputs(recipe: Recipe) -> Inputs:
@@ -251,35 +256,3 @@ def _start_identity(recipe: Recipe, source: Checkpoint) -> dict[str, Any]:
         **{key: source.run[key] for key in ("imported", _RECORD) if key in source.run},
     }
     return {_RECORD: record, **{key: source.run[key] for key in OWN if key in source.run}}
-
-
-def learned_before(recipe: Recipe, source: Checkpoint) -> set[str] | None:
-    """Ids of the prompts behind a checkpoint, its own run's and those of what that one began with, where known."""
-    before = known_before(source.run_dir)
-    if "imported" in source.run:
-        return before
-    prompts, head = _prompts_behind(recipe, source), recipe.directory("heads", source.run_dir.name)
-    if prompts is None and (head / artifacts.MANIFEST).exists():
-        # The data was deleted; the head that was exported from the run knows the ids of all of it.
-        manifest = artifacts.read_manifest(head)
-        return read_trained_on(head, manifest) if manifest["identity"].get("run") == source.reference else None
-    if prompts is None or (before is None and _RECORD in source.run):
-        return None
-    return (before or set()) | ids_of(prompts, ("train", "validation"))
-
-
-def _prompts_behind(recipe: Recipe, source: Checkpoint) -> Path | None:
-    """Those of the data whose states the checkpoint's run read; once these are deleted, of the data of its name."""
-    own, wanted = recipe.directory("data", source.run_dir.name), source.run.get("states", {}).get("train")
-    stores = own.parent.glob("*/states/train")
-    read = [store.parents[1] for store in stores if wanted in _references(store)]
-    candidates = read if (own / "states").exists() else [*read, own]
-    return next((data / "prompts" for data in candidates if (data / "prompts" / artifacts.MANIFEST).exists()), None)
-
-
-def _references(store: Path) -> Iterator[Any]:
-    """What runs write of a store into their identity: a whole one, and a spool."""
-    if (store / artifacts.MANIFEST).exists():
-        yield artifacts.reference(artifacts.read_manifest(store))
-    if (store / artifacts.IDENTITY).exists():
-        yield artifacts.read_json(store / artifacts.IDENTITY)

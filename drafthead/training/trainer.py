@@ -24,7 +24,7 @@ from drafthead import artifacts, locks
 from drafthead.config import Recipe
 from drafthead.config.train import RejectionConfig
 from drafthead.data.packing import Window, pack, plan_epoch, plan_stream, whole
-from drafthead.data.prompts import write_trained_on
+from drafthead.data.prompts import noted_prompts, write_trained_on
 from drafthead.data.responses import loops, read_categories
 from drafthead.data.spool import PROGRESS_LOCK, SpooledStates, States
 from drafthead.drafters.base import Drafter, DraftModule, draft_shape, frozen_copy, load_trained
@@ -41,7 +41,7 @@ from drafthead.target.pieces import FrozenTarget, frozen_target, load_pieces
 from drafthead.training import checkpoint
 from drafthead.training.accelerator import accumulation_steps, build_accelerator, check_ranks
 from drafthead.training.feed import Feed, Prefetch, SpoolFeed
-from drafthead.training.inputs import Inputs, Survey, draft_vocabulary, learned_before, open_inputs, survey
+from drafthead.training.inputs import Inputs, Survey, draft_vocabulary, open_inputs, survey
 from drafthead.training.metrics import MetricsLog, StepMetrics, Validation, peak_memory_gib, start_tracker
 from drafthead.training.optimizer import build_optimizer, gradient_norm, schedule
 from drafthead.training.rejection import rejection_loss, rejection_of
@@ -77,12 +77,13 @@ def train(recipe: Recipe) -> Path:
         if first:
             artifacts.unclaim(recipe.run_dir)
         raise
-    if first and inputs.start is not None:
-        learned = learned_before(recipe, inputs.start)
-        known = "not known" if learned is None else "noted"
-        logger.info("starting from %s; the prompts that it learned from are %s", recipe.train.init_from, known)
-        if learned is not None:
-            write_trained_on(recipe.run_dir, learned)
+    if first:
+        before = set() if inputs.start is None else noted_prompts(inputs.start.run_dir)
+        if inputs.start is not None:
+            known = "not known" if before is None else "noted"
+            logger.info("starting from %s; the prompts that it learned from are %s", recipe.train.init_from, known)
+        if before is not None:
+            write_trained_on(recipe.run_dir, before | inputs.prompt_ids)
     log = MetricsLog(trainer.accelerator, recipe.run_dir, trainer.state.step, trainer.total_steps)
     trainer.fit(log)
     if trainer.main:

@@ -9,7 +9,7 @@ from cryptography.fernet import Fernet
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
-from drafthead.adapting import capture, control
+from drafthead.adapting import control
 from drafthead.adapting.capture import KEY, CaptureError, Log, capture_key, redaction
 from drafthead.adapting.endpoint import _CLIENT, MIXED, Client, Recorder, client_of
 from drafthead.config.recipe import AdaptConfig
@@ -50,7 +50,7 @@ def test_captured_text_is_encrypted_where_a_key_is_given(tmp_path, monkeypatch):
         Log(tmp_path, capture_key()).read()
 
 
-def test_segments_are_deleted_at_their_age_and_when_all_are_too_large(tmp_path, monkeypatch):
+def test_segments_are_deleted_at_their_age_and_when_all_are_too_large(tmp_path):
     now = time.time()
     ages = (3.0, 2.0, 0.5, 0.0)  # days
     for age in ages:
@@ -58,12 +58,10 @@ def test_segments_are_deleted_at_their_age_and_when_all_are_too_large(tmp_path, 
     log = Log(tmp_path)
     log.purge(days=2.5)
     assert len(log.segments()) == 3
-    monkeypatch.setattr(capture, "MOST_BYTES", 250)
-    log.purge(days=2.5)
+    log.purge(days=2.5, most_bytes=250)
     assert len(log.segments()) == 2
     assert float(log.segments()[0].name.split("-")[0]) / 1e6 == pytest.approx(now - 0.5 * 86_400)
-    monkeypatch.setattr(capture, "MOST_BYTES", 10)
-    log.purge(days=2.5)
+    log.purge(days=2.5, most_bytes=10)
     assert len(log.segments()) == 1  # which a server writes to
     log.purge(days=0.0)
     assert not log.segments()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from drafthead.adapting import drift
+from drafthead.adapting.capture import Log
 from drafthead.adapting.control import folder
 from drafthead.adapting.history import write_history
 from drafthead.adapting.loop import Head, Loop, in_memory, run_loop
@@ -53,8 +54,25 @@ def test_steady_traffic_changes_nothing_and_is_compared_with_one_reference(loop,
         loop.step()
     assert len(made) == 1
     assert len(loop.records("counts")) == 200
+    assert [r["at"] for r in reopened(loop).state.reference] == [NOW + i for i in range(100)]
     assert (loop.state.phase, [e["event"] for e in loop.state.history]) == ("watch", ["in service"])
     assert folder(loop.recipe).stat().st_mode & 0o777 == 0o700
+
+
+def test_the_reference_outlives_its_records_of_which_the_newest_are_kept(loop, monkeypatch):
+    """In months of steady traffic; a fall is still seen by a loop that is started after them."""
+    monkeypatch.setattr(drift, "WINDOW", 120)
+    for start, rate in ((NOW, 0.6), (NOW + 200, 0.6), (NOW + 1000, 0.3)):
+        answered(loop, 150, rate, start)
+        if rate == 0.6:
+            loop.step()
+            assert len(loop.records("counts")) == 120
+    for segment in Log(folder(loop.recipe) / "counts").segments()[:-1]:
+        segment.unlink()
+    loop = reopened(loop)
+    loop.step()
+    assert loop.state.phase == "collect"
+    assert f"{drift.length(loop.state.reference):.2f} before" in loop.state.history[-1]["why"]
 
 
 def test_a_fall_is_noted_with_what_changed_and_tokens_are_collected(loop):
@@ -156,6 +174,19 @@ def test_the_stages_understand_any_name_of_a_folder(loop):
     recipe = load_recipe(overrides=[f"output_dir={loop.recipe.output_dir!r}", *loop._overrides()])
     assert recipe.prompts.sources[0].path == "/some, where: #1/data/tiny-adapt-0/captured.jsonl"
     assert recipe.eval.methods[0].head == "/some, where: #1/heads/tiny"
+
+
+def test_copies_are_deleted_once_and_results_of_the_same_name_stay(loop):
+    """The head that was promoted has the candidate's name, under which anybody may evaluate it."""
+    loop.state.cycle = 1
+    results = loop.candidate.results_dir
+    results.mkdir(parents=True)
+    loop.step()
+    assert not results.exists()
+    results.mkdir(parents=True)
+    loop.step()
+    reopened(loop).step()
+    assert results.exists()
 
 
 def test_a_candidate_whose_copies_memory_has_lost_is_trained_anew(loop):

@@ -40,7 +40,9 @@ def test_a_request_that_failed_is_in_no_figure_of_speed():
 
 def _reached(load: LoadConfig, requests: list[RequestTimes], achieved: float, running: float, waiting: float) -> bool:
     """Of a result with these figures."""
-    return LoadResult.reached(SimpleNamespace(good=requests, achieved=achieved, in_engine=(running, waiting)), load)
+    figures = {"achieved": achieved, "in_engine": (running, waiting)}
+    good = [request for request in requests if not request.error]
+    return LoadResult.reached(SimpleNamespace(requests=requests, good=good, **figures), load)
 
 
 def _sent(*starts: float) -> list[RequestTimes]:
@@ -55,6 +57,8 @@ def test_a_load_is_reached_when_as_many_were_in_flight_or_sent_in_time():
     last = float(send_times(rate, 4)[-1])
     assert _reached(rate, _sent(0, 0.5, 1, 1.1 * last), 1.0, 1, 0)
     assert not _reached(rate, _sent(0, 0.5, 1, 1.2 * last), 1.0, 1, 0)
+    failed = RequestTimes("p", "TimeoutError", 0, 0, 0.0, 0.0, [], 60.0, "")
+    assert _reached(rate, [failed, *_sent(0.5, 1, last)], 1.0, 1, 0)  # sent in time, whatever came of it
     capped = LoadConfig(request_rate=2, concurrency=4)  # the cap holds requests back: full is what was asked for
     assert _reached(capped, _sent(0, 1, 2, 9), 3.9, 4, 0)
 

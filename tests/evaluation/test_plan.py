@@ -110,7 +110,7 @@ def test_a_miniature_of_no_preset_is_refused(tmp_path, capsys):
 def test_redhat_is_run_as_it_was_published(tmp_path):
     plan = preset_plan(tiny_recipe(tmp_path), load_preset("redhat"))
     assert _servers(plan) == [("none", 0, 1), ("eagle3", 3, 1), ("none", 0, 2), ("eagle3", 3, 2)]
-    assert {level.workload.name for level in plan.runs[2].levels} == {"mlperf"}  # two GPUs: that data set only
+    assert {level.workload.name for level in plan.runs[2].levels} == {"mlperf-gpt-oss"}  # two GPUs: that data set only
     assert {run.flags for run in plan.runs} == {()}  # vLLM's defaults
     levels = plan.runs[0].levels[:6]
     assert [level.load.concurrency for level in levels] == [1, 5, 25, 50, 100, 200]

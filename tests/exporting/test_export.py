@@ -9,15 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 from drafthead import artifacts
-from drafthead.artifacts import ArtifactError, begin, finish, read_json, reference
-from drafthead.config import Recipe
-from drafthead.data.prompts import read_trained_on
+from drafthead.artifacts import ArtifactError, begin, finish, read_json
 from drafthead.drafters.vllm import check_config
 from drafthead.evaluation.workload import speculative_config
 from drafthead.exporting import export as exporting
-from drafthead.exporting.export import export_head, open_checkpoint, record_prompts, untrained_recipe, write_untrained
+from drafthead.exporting.export import export_head, open_checkpoint, untrained_recipe, write_untrained
 from drafthead.target.pieces import load_target_spec
-from tests.artifacts import ask, write_prompt_artifact
 from tests.exporting.runs import config_of, recipe_at, shape_of, write_run
 from tests.recipes import tiny_recipe
 
@@ -47,7 +44,7 @@ def test_export_is_whole_checked_and_done_once(recipe, tmp_path, caplog):
     for config in (read_json(directory / "config.json"), nested):
         for key in ("rope_parameters", "max_position_embeddings"):
             assert config[key] == read_json(Path(recipe.target_path) / "config.json")[key]
-    assert str(recipe.prompts_dir) in caplog.text  # which are not here: no file says what it was trained on
+    assert f"{recipe.run_dir} does not say which prompts" in caplog.text
     assert export_head(recipe, serve_check=False) == directory
     assert str(directory) in caplog.messages[-1]
 
@@ -114,35 +111,3 @@ def test_an_untrained_head_is_one_that_vllm_reads(tmp_path):
     assert load_file(directory / "model.safetensors")["d2t"].shape == (recipe.head.draft_vocab_size,)
     with pytest.raises(ValueError, match="head.coverage"):
         write_untrained(tiny_recipe(tmp_path / "other", "head.coverage=0.9", "head.draft_vocab_size=0"))
-
-
-def write_chain(recipe: Recipe, responses_made_from: str | None = None) -> None:
-    """Prompts, responses, states and run, empty but for the prompts, each naming what it was made from."""
-    prompts = write_prompt_artifact(recipe)
-    states = {}
-    for split in ("train", "validation"):
-        begin(recipe.responses_dir(split), "responses", {"prompts": responses_made_from or prompts})
-        responses = reference(finish(recipe.responses_dir(split), {}))
-        begin(recipe.states_dir(split), "states", {"responses": responses})
-        states[split] = reference(finish(recipe.states_dir(split), {}))
-    begin(recipe.run_dir, "run", {"states": states})
-    finish(recipe.run_dir, {})
-
-
-def test_training_and_validation_prompts_are_recorded(tmp_path):
-    recipe = tiny_recipe(tmp_path)
-    write_chain(recipe)
-    begin(recipe.head_dir, "head", {})
-    record_prompts(recipe, recipe.head_dir)
-    manifest = finish(recipe.head_dir, {})
-    assert read_trained_on(recipe.head_dir, manifest) == {ask("train").id, ask("validation").id}
-    (recipe.head_dir / "training_prompts.json").write_text('{"ids": []}')
-    with pytest.raises(ArtifactError, match="training_prompts.json"):
-        read_trained_on(recipe.head_dir, manifest)
-
-
-def test_prompts_of_another_run_are_refused(tmp_path):
-    recipe = tiny_recipe(tmp_path)
-    write_chain(recipe, responses_made_from="f" * 64)
-    with pytest.raises(ArtifactError, match=r"responses/train .*prompts \(ffffffffffff"):
-        record_prompts(recipe, recipe.head_dir)

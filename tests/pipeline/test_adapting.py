@@ -203,14 +203,18 @@ def test_a_trial_goes_on_after_the_server_was_killed(tiny_run, tmp_path):
     def heads_seen() -> set[str]:
         return {Path(r["head"]).name for r in Log(folder(recipe) / "counts").read()}
 
+    serving_alone = warm().start("data_gen/adapt.py", "--serve", *overrides, log=tmp_path / "serve.log")
+    wait_for(serving_alone, (folder(recipe) / "server.json").exists)
     process = warm().start(*command, log=tmp_path / "log")
     wait_for(process, lambda: "worse-adapt-1" in heads_seen())
-    (server,) = [c for c in process.children() if SERVER_MODULE in " ".join(c.cmdline())]
+    assert not [c for c in process.children() if SERVER_MODULE in " ".join(c.cmdline())]
+    (server,) = [c for c in serving_alone.children() if SERVER_MODULE in " ".join(c.cmdline())]
     server.kill()
-    assert process.wait() == 2
-    error = (tmp_path / "log").read_text()
-    assert "server" in error
-    assert "Traceback" not in error
+    for one, log in ((process, "log"), (serving_alone, "serve.log")):
+        assert one.wait() == 2
+        error = (tmp_path / log).read_text()
+        assert "stopped answering" in error
+        assert "Traceback" not in error
     state = read_json(folder(recipe) / "state.json")
     assert (state["phase"], [head["name"] for head in state["heads"]]) == ("trial", ["worse"])
 

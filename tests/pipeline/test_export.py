@@ -7,9 +7,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from drafthead.artifacts import require
+from drafthead.exporting.card import write_card
 from drafthead.exporting.check import check_serving
 from drafthead.exporting.export import open_checkpoint
 from drafthead.target.pieces import load_target_spec
+from tests.artifacts import write_prompt_artifact
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +28,16 @@ def test_the_card_says_what_the_head_was_made_from(tiny_run):
         assert part in text, f"{part!r} is not in\n{text}"
     share = run["counts"]["best_step"] / run["counts"]["total_steps"]
     assert f"{round(tiny_run.train.epochs * share * made['response_tokens']):,} " in text
+
+
+def test_the_card_does_not_describe_prompts_that_were_drawn_anew(tiny_run, tmp_path):
+    left_out = shutil.ignore_patterns("states", "results")
+    root = shutil.copytree(tiny_run.output_dir, tmp_path / "copy", ignore=left_out)
+    recipe = tiny_run.model_copy(update={"output_dir": str(root)})
+    assert "tiny, chat: 40" in write_card(recipe).read_text()
+    shutil.rmtree(recipe.prompts_dir)
+    write_prompt_artifact(recipe)
+    assert "- Data: " not in write_card(recipe).read_text()
 
 
 def test_a_head_with_permuted_layers_is_stopped(tiny_run, tmp_path):

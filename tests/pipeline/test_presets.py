@@ -45,7 +45,7 @@ def _run(recipe, preset: str, *more: str):
 def test_redhat_runs_in_miniature(tiny_run):
     printed, runs = _run(tiny_run, "redhat")
     assert set(zip(runs["method"], runs["k"], strict=True)) == {("none", 0), ("eagle3", 3)}
-    assert set(runs["workload"]) == {"sharegpt", "mlperf", "swe-bench"}
+    assert set(runs["workload"]) == {"sharegpt", "mlperf-gpt-oss", "swe-bench"}
     assert set(runs["load"]) == {"c1", "c2"}
     assert not runs["server_command"].str.contains("--stream-interval").any()
     assert "Geometric means" in (tiny_run.results_dir / "redhat-miniature" / "report.md").read_text()

@@ -12,6 +12,8 @@ from drafthead import artifacts
 from drafthead.artifacts import read_json
 from drafthead.config import Recipe
 from drafthead.data.packing import pack, plan_stream, whole
+from drafthead.data.prompts import noted_prompts, read_trained_on, write_trained_on
+from drafthead.data.store import StateStore
 from drafthead.drafters.base import draft_shape, frozen_copy, load_trained
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.trained import Checkpoint
@@ -21,13 +23,12 @@ from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import import_head
 from drafthead.target.pieces import frozen_target, load_pieces, load_target_spec
 from drafthead.target.tokenizer import special_tokens
-from drafthead.training.inputs import find_start, learned_before, open_inputs, survey
+from drafthead.training.inputs import find_start, open_inputs, survey
 from drafthead.training.trainer import LossModule, train
-from tests.artifacts import ask, write_prompt_artifact
 from tests.damage import edit_config
 from tests.exporting.runs import random_weights, shape_of, write_random_head, write_run
 from tests.training.launching import entries, forget_after, losses, run
-from tests.training.synthetic import small_recipe, synthetic_store
+from tests.training.synthetic import small_recipe
 
 CPU = torch.device("cpu")
 
@@ -50,6 +51,10 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
     """Train, export, import, start from it: the same weights to the last bit, and a record of where they came from."""
     first, second = run_factory("first"), run_factory("second")
     shutil.copytree(finished_run.run_dir, first.run_dir)
+    learned = noted_prompts(first.run_dir)
+    assert learned == {name for split in ("train", "validation") for name in StateStore(first.states_dir(split)).ids}
+    write_trained_on(first.run_dir, learned | {"of its ancestor"})
+    artifacts.finish(first.run_dir, artifacts.read_manifest(first.run_dir)["counts"])
     head = export_head(small_recipe(Path(first.output_dir)), serve_check=False)
     import_head(small_recipe(Path(second.output_dir), "name=elsewhere"), str(head))
     recipe = small_recipe(Path(second.output_dir), "train.init_from=runs/elsewhere")
@@ -74,6 +79,7 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
     assert (record["path"], record["step"], record["imported"]["path"]) == ("runs/elsewhere", 0, str(head))
     exported = export_head(recipe, serve_check=False)
     assert read_json(exported / "manifest.json")["identity"]["started_from"] == record
+    assert read_trained_on(exported, artifacts.read_manifest(exported)) == learned | {"of its ancestor"}
     card = write_card(recipe).read_text()
     assert f"started from `runs/elsewhere`, imported from `{head}`" in card
 
@@ -161,25 +167,6 @@ def test_an_imported_heads_own_rotation_goes_with_it(fresh_recipe, tmp_path):
     assert model.rope(torch.tensor([1]), torch.float32)[0][0, 0, 0] == pytest.approx(0.5403023)  # cos 1, unscaled
     for found in (vars(shape), read_json(recipe.run_dir / "identity.json"), exported):
         assert {key: found[key] for key in own} == own
-
-
-def test_prompts_of_the_ancestor_count_as_trained_on(ancestor):
-    prompts = ancestor.directory("own", "data", "x")  # beside the shared data, which is linked
-    recipe = started(ancestor, f"output_dir={prompts.parents[1]}")
-    shutil.copytree(ancestor.run_dir, recipe.directory("runs", "other"))
-    write_prompt_artifact(recipe.model_copy(update={"name": "other"}))
-    start = start_of(recipe)
-    wanted = {ask("train").id, ask("validation").id}
-    assert learned_before(recipe, start) == wanted
-
-    # It read the data of another recipe, and its own name now has others.
-    prompts.with_name("other").rename(prompts.with_name("shared"))
-    synthetic_store(recipe.model_copy(update={"name": "shared"}), "train", 4, seed=2)
-    synthetic_store(recipe.model_copy(update={"name": "other"}), "train", 4, seed=3)
-    write_prompt_artifact(recipe.model_copy(update={"name": "other"}), train=[ask("theirs")])
-    manifest = artifacts.read_manifest(recipe.directory("data", "shared", "states", "train"))
-    start.run["states"] = {"train": artifacts.reference(manifest)}
-    assert learned_before(recipe, start) == wanted
 
 
 def test_a_start_from_a_run_that_is_still_going_stays_the_same_when_that_ends(ancestor):
