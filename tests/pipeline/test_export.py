@@ -37,7 +37,7 @@ def test_the_card_does_not_describe_prompts_that_were_drawn_anew(tiny_run, tmp_p
     assert "tiny, chat: 40" in write_card(recipe).read_text()
     shutil.rmtree(recipe.prompts_dir)
     write_prompt_artifact(recipe)
-    assert "- Data: " not in write_card(recipe).read_text()
+    assert "- Data: not known" in write_card(recipe).read_text()
 
 
 def test_a_head_with_permuted_layers_is_stopped(tiny_run, tmp_path):
