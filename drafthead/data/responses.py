@@ -21,6 +21,7 @@ from drafthead.artifacts import ArtifactError
 from drafthead.files import atomic_path
 
 KIND = "responses"
+SPLITS = ("train", "validation")  # validation picks the checkpoint
 LOOP_NGRAM = 8  # a repeated run of eight tokens is rarely honest text
 LOOP_LIMIT = 0.1  # share of n-grams that occurred before; what exceeds it loops
 
@@ -200,8 +201,7 @@ class ResponseTokens:
         part, row = self._places[index]
         table = _read_rows(part)
         pieces = [table[name][row].values.to_numpy().astype(np.int64) for name in _TOKENS]
-        masks = np.array([prompt_mask(self._learns_prompts, table["turn"][row].as_py()), 1, 0], np.uint8)
-        return np.concatenate(pieces), masks.repeat([len(piece) for piece in pieces])
+        return np.concatenate(pieces), loss_mask(pieces, table["turn"][row].as_py(), self._learns_prompts)
 
 
 def prompt_of(name: str) -> str:
@@ -209,10 +209,14 @@ def prompt_of(name: str) -> str:
     return name.partition("-")[0]
 
 
-def prompt_mask(learned: bool, turn: int) -> int:
-    """Loss mask of a prompt's tokens. Of a conversation that is generated turn by turn, the first turn's prompt is
-    learned alone: what a later one repeats is learned already."""
-    return LEARNED_PROMPT if learned and turn == 0 else 0
+def loss_mask(pieces: Sequence[Sequence[int] | np.ndarray], turn: int, learns_prompts: bool) -> np.ndarray:
+    """Loss mask (T,) uint8, as in data.shard, of the tokens of a prompt, its response and what follows that.
+
+    Of a conversation that is generated turn by turn, the first turn's prompt is learned alone: what a later one repeats
+    is learned already.
+    """
+    of_prompt = LEARNED_PROMPT if learns_prompts and turn == 0 else 0
+    return np.array([of_prompt, 1, 0], np.uint8).repeat([len(piece) for piece in pieces])
 
 
 def _parts(directory: Path) -> list[Path]:

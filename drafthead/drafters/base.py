@@ -159,15 +159,9 @@ class Drafter:
         return self.num_positions + 1
 
     def first_row(self, loss_mask: Tensor) -> int:
-        """The first row of a document (T,) that can carry loss, or that such a row needs as a query.
-
-        Raises:
-            ValueError: nothing is learned.
-        """
-        learned = loss_mask.nonzero()
-        if not len(learned):
-            raise ValueError("no token of the document is generated or learned; leave it out of the plan")
-        return max(int(learned[0]) - 2, 0)
+        """The first row of a document (T,) that can carry loss, or that such a row needs as a query; tokens of it are
+        learned."""
+        return max(int(loss_mask.nonzero()[0]) - 2, 0)
 
     @property
     def reach(self) -> int:

@@ -32,6 +32,7 @@ from drafthead import locks
 from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, begin, finish, read_json, reference, require
 from drafthead.config import Recipe
 from drafthead.data.responses import KIND as RESPONSES
+from drafthead.data.responses import SPLITS
 from drafthead.data.shard import Shard
 from drafthead.data.spool import KIND as SPOOL
 from drafthead.data.spool import Spool, open_spool, terms
@@ -47,7 +48,6 @@ from drafthead.target.pieces import TargetHead, TargetSpec, captured_ids, comput
 
 logger = logging.getLogger(__name__)
 
-SPLITS = ("train", "validation")
 _MAKE_RESPONSES = "python data_gen/regenerate.py RECIPE"
 _MIN_AGREEMENT = 0.9  # of the T = 0 text; what is missing are near ties between two tokens
 

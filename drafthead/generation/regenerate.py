@@ -32,7 +32,7 @@ from drafthead.config import Recipe
 from drafthead.data.prompts import KIND as PROMPTS
 from drafthead.data.prompts import Prompt, read_prompts
 from drafthead.data.rendering import template_day
-from drafthead.data.responses import KIND, part_path, read_left_out, read_part, read_parts, write_part
+from drafthead.data.responses import KIND, SPLITS, part_path, read_left_out, read_part, read_parts, write_part
 from drafthead.engine.generate import CapturingEngine, Engine, capturing_engine
 from drafthead.engine.offline import offline_engine
 from drafthead.engine.running import Runner, Task, run_here
@@ -43,8 +43,6 @@ from drafthead.target.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-SPLITS = ("train", "validation")
 
 
 def regenerate(recipe: Recipe, run: Runner = run_here) -> None:

@@ -17,12 +17,13 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from drafthead.artifacts import begin
 from drafthead.config import Recipe
-from drafthead.data.responses import Response, ResponseRows, prompt_mask, read_parts
+from drafthead.data.responses import Response, ResponseRows, loss_mask, read_parts
 from drafthead.data.shard import LAYOUT, open_checked, shard_path
 from drafthead.engine.running import unwritten
 from drafthead.engine.shard_writer import Text
@@ -63,23 +64,15 @@ class ShardJob:
     @property
     def loss_tokens(self) -> int:
         """Tokens that are learned."""
-        return sum(len(r.response_ids) + len(r.prompt_ids) * (self._prompt_mask(r) > 0) for r in self.responses)
+        return sum(len(mask) - mask.count(0) for *_, mask in self.texts())
 
     def texts(self) -> list[Text]:
         """Id, token ids and loss mask of each sequence."""
-        return [
-            (
-                r.id,
-                [*r.prompt_ids, *r.response_ids, *r.continuation_ids],
-                bytes([self._prompt_mask(r)]) * len(r.prompt_ids)
-                + b"\1" * len(r.response_ids)
-                + b"\0" * len(r.continuation_ids),
-            )
-            for r in self.responses
-        ]
-
-    def _prompt_mask(self, response: Response) -> int:
-        return prompt_mask(self.learns_prompts, response.turn)
+        texts = []
+        for r in self.responses:
+            pieces = r.prompt_ids, r.response_ids, r.continuation_ids
+            texts.append((r.id, [*chain(*pieces)], loss_mask(pieces, r.turn, self.learns_prompts).tobytes()))
+        return texts
 
 
 def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from drafthead.artifacts import MANIFEST, read_manifest
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
+from drafthead.data.responses import SPLITS
 from drafthead.drafters.base import draft_shape, num_parameters
 from drafthead.engine.running import node_engines
 from drafthead.evaluation.measuring.acceptance import conditions
 from drafthead.generation.dialogue import continuation
 from drafthead.generation.prompts import planned_prompts
-from drafthead.generation.regenerate import SPLITS, list_parts
+from drafthead.generation.regenerate import list_parts
 from drafthead.planning import DEFAULT_PROMPTS, Assumed, StagePlan, size_text
 from drafthead.planning.memory import EngineMemory, refusal, training_memory
 from drafthead.target.pieces import TargetSpec, captured_ids, compute_dtype, recipe_spec

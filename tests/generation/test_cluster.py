@@ -18,10 +18,11 @@ from tqdm import tqdm
 
 from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import Recipe
+from drafthead.data.responses import SPLITS
 from drafthead.data.shard import shard_path, write_shard
 from drafthead.data.store import StateStore, verify_store
 from drafthead.engine import running
-from drafthead.generation.harvest import SPLITS, harvest
+from drafthead.generation.harvest import harvest
 from drafthead.generation.shards import ShardJob, to_do
 from tests.artifacts import read_responses, response
 from tests.damage import flip_bit

@@ -12,10 +12,10 @@ import torch
 
 from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import Recipe
-from drafthead.data.responses import read_left_out
+from drafthead.data.responses import SPLITS, read_left_out
 from drafthead.data.store import StateStore, verify_store
 from drafthead.generation import regenerate as stage
-from drafthead.generation.harvest import SPLITS, harvest
+from drafthead.generation.harvest import harvest
 from drafthead.generation.prompts import make_prompts
 from drafthead.generation.shards import captured_dir, claim_captured
 from drafthead.target.pieces import load_target_spec
