@@ -10,8 +10,9 @@ for every load, that is the answer, and nothing more is served.
 import json
 
 from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.config import Recipe
 from drafthead.engine.server import speculative_flag
-from drafthead.evaluation.decision.analysis import compare_schedule
+from drafthead.evaluation.decision.analysis import compare_schedule, fixed_lengths
 from drafthead.evaluation.decision.variants import (
     SCHEDULED,
     given_schedule,
@@ -19,9 +20,10 @@ from drafthead.evaluation.decision.variants import (
     modelled_schedule,
     with_schedule,
 )
-from drafthead.evaluation.decision.verdict import change_text
+from drafthead.evaluation.decision.verdict import DEPLOY, UP_TO, change_text
 from drafthead.evaluation.reporting.measured_tables import brief_table
 from drafthead.evaluation.reporting.tables import print_table
+from drafthead.evaluation.results.levels import Level
 from drafthead.evaluation.workload import HEAD, speculative_config
 
 OPTIONS = (
@@ -31,16 +33,19 @@ OPTIONS = (
 
 def main() -> None:
     recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
-    given = args.schedule is not None
-    schedule = given_schedule(recipe, args.schedule) if given else modelled_schedule(recipe)
-    if not given and len(schedule) == 1:
-        ((_, last, K),) = schedule
-        print(
-            f"K = {K} at every load: of the lengths that were served, no other is faster by a per cent at any batch of "
-            f"1 to {last} requests. There is no schedule to serve; start it with\n"
-            f"  {speculative_flag(speculative_config(recipe, HEAD, K))}"
-        )
-        return
+    if args.schedule is not None:
+        schedule = given_schedule(recipe, args.schedule)
+    else:
+        schedule, levels = modelled_schedule(recipe)
+        if len(schedule) == 1:
+            ((_, last, K),) = schedule
+            print(
+                f"K = {K} at every load: of the lengths that were served, no other is faster by a per cent at any "
+                f"batch of 1 to {last} requests. There is no schedule to serve."
+            )
+            if pays(recipe, levels):
+                print(f"  {speculative_flag(speculative_config(recipe, HEAD, K))}")
+            return
     levels = measure_schedule(recipe, schedule)
     found = compare_schedule(recipe, schedule, levels)
     print_table(brief_table(levels))
@@ -48,7 +53,15 @@ def main() -> None:
     print(f"\n{found.sentence()}. By requests in flight: {by_load or 'unknown'}.")
     print(f"The schedule against no speculation: {found.verdict.headline}.")
     name, K = (HEAD, found.against) if found.doubt else (SCHEDULED, found.verdict.K)
-    print(f"  {speculative_flag(speculative_config(with_schedule(recipe, schedule), name, K))}")
+    if name == SCHEDULED or pays(recipe, levels):
+        print(f"  {speculative_flag(speculative_config(with_schedule(recipe, schedule), name, K))}")
+
+
+def pays(recipe: Recipe, levels: list[Level]) -> bool:
+    """Whether a fixed draft length is to be served at all; prints the verdict."""
+    verdict = fixed_lengths(recipe, levels)
+    print(f"K = {verdict.K} against no speculation: {verdict.headline} ({verdict.reason}).")
+    return verdict.decision in (DEPLOY, UP_TO)
 
 
 if __name__ == "__main__":

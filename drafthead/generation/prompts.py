@@ -13,7 +13,7 @@ set.
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,7 @@ def make_prompts(recipe: Recipe) -> dict[str, Any]:
     mix = make_mix(settings, sources, recipe.responses.turn_by_turn)
     splits = split_prompts(settings, mix.train, mix.heldout)
     begin(directory, KIND, identity)
+    mix.report["notes"] += _cost_of_validation(mix.train, splits["validation"])
     if not keeps_responses and (answered := sum(prompt.response_ids is not None for prompt in mix.train)):
         unused = "the target generates others; responses.regenerate=false trains on them"
         mix.report["notes"].append(f"{answered} training prompts come with response_ids, which are left out: {unused}")
@@ -235,9 +236,13 @@ def split_prompts(
     Raises:
         ValueError: a split would be empty.
     """
-    validation = draw_evenly(train, settings.validation, settings.seed)
-    taken = {prompt.document or prompt.id for prompt in validation}
-    rest = [prompt for prompt in train if (prompt.document or prompt.id) not in taken]
+    documents: dict[str, str] = {}  # document -> the first id of its prompts
+    for prompt in train:
+        documents[_document(prompt)] = min(documents.get(_document(prompt), prompt.id), prompt.id)
+    # Document by document: a prompt of it costs training all others.
+    validation = draw_evenly(train, settings.validation, settings.seed, lambda prompt: documents[_document(prompt)])
+    taken = {_document(prompt) for prompt in validation}
+    rest = [prompt for prompt in train if _document(prompt) not in taken]
     if not rest or not heldout:
         raise ValueError(
             f"prompts.validation {settings.validation} leaves {len(rest)} of {len(train)} prompts to train on, and "
@@ -251,10 +256,24 @@ def split_prompts(
     }
 
 
-def draw_evenly(prompts: Sequence[Prompt], limit: int | None, seed: int) -> list[Prompt]:
-    """At most `limit` prompts, categories as even as their sizes allow; deterministic in seed and content."""
+def _cost_of_validation(train: Sequence[Prompt], validation: Sequence[Prompt]) -> list[str]:
+    """A sentence per source of which training lacks prompts because validation has others of their documents."""
+    drawn, taken = {prompt.id for prompt in validation}, {_document(prompt) for prompt in validation}
+    lost = Counter(p.source for p in train if p.id not in drawn and _document(p) in taken)
+    return [f"{name}: {count} training prompts are of documents that validation has" for name, count in lost.items()]
+
+
+def _document(prompt: Prompt) -> str:
+    return prompt.document or prompt.id
+
+
+def draw_evenly(
+    prompts: Sequence[Prompt], limit: int | None, seed: int, group: Callable[[Prompt], str] = lambda prompt: prompt.id
+) -> list[Prompt]:
+    """At most `limit` prompts, categories as even as their sizes allow, group by group; deterministic in seed and
+    content."""
     # Rank within the category first: the first n of this order hold every category's first n / categories.
-    ordered = sorted(prompts, key=lambda p: digest([seed, p.id]))
+    ordered = sorted(prompts, key=lambda p: (digest([seed, group(p)]), digest([seed, p.id])))
     categories = pd.Series([prompt.category for prompt in ordered], dtype=object)
     ranks = categories.groupby(categories).cumcount().sort_values(kind="stable")
     return [ordered[place] for place in sorted(ranks.index[:limit])]

@@ -10,6 +10,7 @@ store once the responses are finished. A part is written before its shards, and 
 name are gone. Whatever a kill leaves without states is found missing by the harvest, which reads those texts once more.
 """
 
+import errno
 import logging
 import os
 import shutil
@@ -21,12 +22,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from drafthead.artifacts import begin
+from drafthead.artifacts import IDENTITY, begin
 from drafthead.config import Recipe
 from drafthead.data.responses import Response, ResponseRows, loss_mask, read_parts
 from drafthead.data.shard import LAYOUT, open_checked, shard_path
 from drafthead.engine.running import unwritten
 from drafthead.engine.shard_writer import Text
+from drafthead.files import atomic_path, remove_aside
 from drafthead.progress import progress_bar
 from drafthead.target.pieces import TargetSpec, target_identity
 
@@ -167,5 +169,17 @@ def move_captured(recipe: Recipe, spec: TargetSpec, split: str, jobs: Sequence[S
     captured = [job for name, part in parts.items() for job in cut_shards(directory / name, [part], size)]
     for source, job in zip(captured, jobs, strict=True):
         if source.path.exists() and not job.path.exists():
-            os.replace(source.path, job.path)
-    shutil.rmtree(directory, ignore_errors=True)
+            _move(source.path, job.path)
+    for inside in sorted(directory.iterdir(), key=lambda path: path.name == IDENTITY):  # the claim last
+        remove_aside(inside)
+    directory.rmdir()
+
+
+def _move(source: Path, path: Path) -> None:
+    try:
+        os.replace(source, path)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        with atomic_path(path, needed=source.stat().st_size) as temporary:  # the store is a link to another disk
+            shutil.copyfile(source, temporary)

@@ -130,8 +130,8 @@ def locate(config: PromptSource) -> Located:
     for local_only in (True, False) if entry.hub else ():
         try:
             return _snapshot(config, entry, local_only)
-        except OSError as error:  # of the hub, too
-            reason = str(error).strip().splitlines()[0]
+        except Exception as error:  # of the hub and whatever it downloads with; or the cache holds a part of a set
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     raise FileNotFoundError(
         f"prompts.sources: {config.name} is not on this machine ({reason}). On one with a network run\n"
         f"  {download_command(config.name, entry)}\n"
@@ -162,12 +162,14 @@ def _snapshot(config: PromptSource, entry: Entry, local_only: bool) -> Located:
 
 
 def find(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    """Files below `folder` whose path, or name, fits one of the patterns; in order of their path.
+    """Files below `folder`, hidden ones left out, whose path or name fits one of the patterns; in order of their path.
 
     Raises:
         ValueError: a numbered shard (x-00000-of-00002) has not all its siblings.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file() and _EXTENSION.search(path.name))
+    # Not what editors, systems and the hub keep in hidden places.
+    files = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     names = [Path(pattern).name for pattern in patterns]
     fitting = [path for path in files if any(map(path.match, patterns))]
     fitting = fitting or [path for path in files if any(map(path.match, names))]

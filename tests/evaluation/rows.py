@@ -94,7 +94,8 @@ def speed_at(longest: float, k: int) -> float:
 
 def _identity(recipe: Recipe) -> dict:
     return {
-        "target": "data_gen/tiny/target", "target_fingerprint": "0" * 64, "dtype": "bfloat16", "head": "1" * 64,
+        "target": "data_gen/tiny/target", "target_fingerprint": "0" * 64,
+        "dtype": recipe.target.dtype, "head": "1" * 64,
         "num_draft_tokens": K, "max_tokens": 192, "reasoning_effort": "medium",
         "engine": served_recipe(recipe).engine.model_dump(),
         "methods": [method.model_dump(include={"name", "method", "extra"}) for method in recipe.eval.methods],

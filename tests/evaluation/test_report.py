@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 
-from drafthead.artifacts import ArtifactError, read_json, write_json
+from drafthead.artifacts import ArtifactError, begin, finish, read_json, write_json
 from drafthead.evaluation.decision.analysis import analyse
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN
 from drafthead.evaluation.measuring import acceptance
@@ -154,6 +154,15 @@ def test_measurements_that_do_not_belong_together_are_refused(tmp_path):
         analyse(recipe)
     for key, value in others.items():
         assert f"{key}: found {value!r}, wanted {written['identity'][key]!r}" in str(refused.value)
+
+
+def test_a_head_that_was_exported_anew_is_not_advised(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    write_results(recipe, head_speed={1: 1.3}, prompts=16)
+    begin(recipe.head_dir, "head", {})
+    finish(recipe.head_dir, {})
+    with pytest.raises(ArtifactError, match="not the head that was measured"):
+        analyse(recipe)
 
 
 def test_a_missing_measurement_names_the_command(tmp_path):

@@ -313,6 +313,55 @@ def test_lost_prefix_hits_that_cost_more_than_drafts_bring_flip_the_verdict(tmp_
     assert [row[-2:] for row in cells] == [["70.0", "–"], [f"{100 * hits:.1f}", f"{100 * (hits / 0.7 - 1):+.1f}"]]
 
 
+def slowed(recipe, *parts: tuple[str, str, int, dict[int, float]]) -> list:
+    """Levels at 1 and 8 requests of all prompts and conversations: (workload, method, K, load -> times as long)."""
+    rows = served(recipe, head_speed={1: 1.6, 8: 1.6}, prompts=96, workloads=("all", "multi-turn"), lengths=(1, 3))
+    found = [each(rows, lambda f: f[f["method"] == "none"])]
+    for workload, method, k, factors in parts:
+        own = each(rows, lambda f, k=k, w=workload: f[(f["k"] == k) & (f["workload"] == w)])
+        found += [
+            each(own, lambda f, c=c, x=x, m=method: slower(f[f["concurrency"] == c].assign(method=m), x))
+            for c, x in factors.items()
+        ]
+    return summarise_serving(together(*found), JUDGED)
+
+
+@pytest.mark.parametrize(
+    ("shorter", "wanted"),
+    [(1.0, ("all", 1, DEPLOY)), (2.0, ("multi-turn", 3, DO_NOT))],
+    ids=["the shorter gains there, too", "both lose there"],
+)
+def test_conversations_are_judged_at_the_draft_length_that_is_served(tmp_path, shorter, wanted):
+    """K = 3 is the faster one on all prompts, and loses on conversations."""
+    recipe = tiny_recipe(tmp_path, "eval.traffic.workload=null")
+    both = {1: 1.0, 8: 1.0}
+    parts = [("all", "eagle3", 3, both), ("all", "eagle3", 1, both)]
+    parts += [("multi-turn", "eagle3", 3, {8: 2.0}), ("multi-turn", "eagle3", 1, {8: shorter})]
+    first, *others = verdicts_of(recipe, slowed(recipe, *parts))
+    assert (first.workload, first.K, first.decision) == wanted
+    assert {verdict.K for verdict in others} == {first.K}
+
+
+def test_another_method_that_loses_on_conversations_is_not_deployed(tmp_path):
+    recipe = tiny_recipe(tmp_path, "eval.traffic.workload=null", "eval.methods=[eagle3,ngram]")
+    parts = [("all", "ngram", 3, {1: 1.0, 8: 1.0}), ("multi-turn", "ngram", 3, {8: 2.0})]
+    first = verdicts_of(recipe, slowed(recipe, *parts))[0]
+    assert (first.workload, first.decision) == ("multi-turn", DO_NOT)
+
+
+def test_a_method_that_gains_on_conversations_alone_is_not_advised(tmp_path):
+    """The head loses there, the other gains there and loses at 8 of all prompts together."""
+    recipe = tiny_recipe(tmp_path, "eval.traffic.workload=null", "eval.methods=[eagle3,ngram]")
+    parts = [("all", "eagle3", 3, {1: 1.0, 8: 1.0}), ("multi-turn", "eagle3", 3, {8: 2.0})]
+    parts += [("all", "ngram", 3, {1: 1.0, 8: 2.0}), ("multi-turn", "ngram", 3, {8: 1.0})]
+    levels = slowed(recipe, *parts)
+    verdicts = verdicts_of(recipe, levels)
+    assert (verdicts[0].workload, verdicts[0].method, verdicts[0].decision) == ("multi-turn", "eagle3", DO_NOT)
+    (variant,) = compare_variants(recipe, verdicts, levels)
+    assert variant.change.low > 0
+    assert variant.doubt == "DEPLOY UP TO concurrency 1 on all prompts"
+
+
 def test_memory_is_compared_on_as_many_gpus(rows):
     two = each(rows, lambda f: f.assign(tensor_parallel=2))
     two.runs["kv_cache_tokens"] *= 3

@@ -23,6 +23,8 @@ def test_a_plan_can_be_made_from_an_earlier_heads_measurement(tmp_path):
     # Not what today's recipe says: its servers would have 64.
     rows, places = rows_to_plan_from(tiny_recipe(tmp_path, "eval.concurrency=[1,64]"))
     assert places == 90
+    with pytest.raises(ArtifactError, match="dtype: found 'float32', wanted 'bfloat16'"):
+        rows_to_plan_from(tiny_recipe(tmp_path, "target.dtype=bfloat16"))
     (needed, brought), verdict = plan_tables(recipe, rows, places, [1.5, 3.5])
     # The rows were made with r(c, 3) = 2.4 / speed.
     assert [float(row[3].text) for row in needed.rows[:3]] == pytest.approx([1.6, 2.0, 3.0], rel=0.05)

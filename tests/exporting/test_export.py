@@ -96,8 +96,10 @@ def test_missing_run_and_missing_checkpoint_say_what_to_do(tmp_path):
 
 def test_drafts_of_an_untrained_head_are_accepted_at_the_assumed_length(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    config = speculative_config(untrained_recipe(tiny_recipe(tmp_path, "eval.methods=[ngram]"), [2.0, 3.0]), "eagle3")
-    assert (config["rejection_sample_method"], config["synthetic_acceptance_length"]) == ("synthetic", 2.5)
+    untrained = untrained_recipe(tiny_recipe(tmp_path, "eval.methods=[ngram]"), [2.0, 3.0])
+    for k, length in ((3, 2.5), (1, 2)):  # which vLLM refuses above K + 1
+        config = speculative_config(untrained, "eagle3", k)
+        assert (config["rejection_sample_method"], config["synthetic_acceptance_length"]) == ("synthetic", length)
 
 
 def test_an_untrained_head_is_one_that_vllm_reads(tmp_path):

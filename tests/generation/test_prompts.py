@@ -94,6 +94,23 @@ def test_splits_are_disjoint_even_and_repeatable(tmp_path: Path):
     assert splits_of(fewer)["validation"] == splits["validation"]  # another max_train keeps it
 
 
+def test_validation_costs_training_few_documents_and_says_so(tmp_path: Path):
+    """As SWE-bench's rows, whose documents are some dozen repositories."""
+    rows = [{"prompt": f"issue {i} of {repo}", "repo": f"r{repo}"} for repo in range(20) for i in range(15)]
+    issues, others = write_rows(tmp_path / "a.jsonl", rows), questions(tmp_path, "b", 20)
+    sources = (
+        f"[{{name: a, path: {issues}, train: 300, heldout_share: 1.0e-9}}, "
+        f"{{name: b, path: {others}, heldout: 5, heldout_share: 0.9}}]"
+    )
+    limits = ("prompts.max_train=null", "prompts.max_heldout=null", "prompts.validation=20")
+    recipe = small_recipe(tmp_path, "prompts.path=null", f"prompts.sources={sources}", *limits)
+    counts, splits = make_prompts(recipe)["counts"], splits_of(recipe)
+    documents = {split: {p.document for p in splits[split]} for split in ("train", "validation")}
+    assert (len(documents["train"]), len(documents["validation"])) == (18, 2)
+    assert (len(splits["train"]), len(splits["validation"])) == (270, 20)
+    assert "a: 10 training prompts are of documents that validation has" in counts["notes"]
+
+
 def test_too_much_validation_and_a_folder_of_several_files_are_refused(tmp_path: Path):
     path = write_rows(tmp_path / "folder" / "a.jsonl", [{"prompt": s, "split": s} for s in ("train", "heldout")])
     with pytest.raises(ValueError, match=r"prompts\.validation 4 leaves 0 of 1"):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from drafthead.artifacts import ArtifactError, describe_difference, require
+from drafthead.artifacts import MANIFEST, ArtifactError, describe_difference, read_manifest, reference, require
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL, TrafficConfig
 from drafthead.engine.server import deployment_command, speculative_flag
@@ -71,13 +71,14 @@ def analyse(recipe: Recipe, rows: ServingRows | None = None) -> Analysis:
 
     Raises:
         ArtifactError: acceptance or serving was not measured, or not to the end, or by an earlier version, or the two
-            are of different heads, targets or longest responses.
+            are of different heads, targets or longest responses, or of another head than is here now.
         ValueError: acceptance was synthetic, no load has two methods, none is of fixed concurrency, or the traffic's
             workload was not measured.
     """
     folders = {kind: recipe.results_dir / kind for kind in (acceptance.KIND, serving.KIND)}
     manifests = {kind: require(path, kind, f"python eval/{kind}.py RECIPE") for kind, path in folders.items()}
     _check_alike(*(manifests[kind]["identity"] for kind in folders))
+    _check_head(recipe, manifests[serving.KIND]["identity"].get("head"))
     recipe, rows = _as_served(recipe, manifests), rows or read_serving(folders[serving.KIND])
     methods = manifests[serving.KIND]["identity"]["methods"]
     if any(method["extra"].get("rejection_sample_method") == "synthetic" for method in methods):
@@ -105,6 +106,15 @@ def _check_alike(offline: dict[str, Any], served: dict[str, Any]) -> None:
         )
 
 
+def _check_head(recipe: Recipe, measured: str | None) -> None:
+    """Only what was served is advised: a head that was exported anew since was not."""
+    if measured and (recipe.head_dir / MANIFEST).exists() and reference(read_manifest(recipe.head_dir)) != measured:
+        raise ArtifactError(
+            f"{recipe.head_dir} is not the head that was measured; move {recipe.results_dir} away, and run: "
+            "python eval/head.py RECIPE"
+        )
+
+
 def _as_served(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> Recipe:
     """With the batch limit that the servers had, whatever loads the recipe has today."""
     places = manifests[serving.KIND]["identity"]["engine"]["max_num_seqs"]
@@ -119,6 +129,12 @@ def compare_schedule(recipe: Recipe, schedule: Schedule, levels: list[Level]) ->
     return next(variant for variant in found if variant.verdict.method == SCHEDULED)
 
 
+def fixed_lengths(recipe: Recipe, levels: Sequence[Level]) -> Verdict:
+    """On the head at its best fixed draft length, over all prompts."""
+    traffic = recipe.eval.traffic.model_copy(update={"workload": ALL})
+    return next(v for v in verdicts_of(recipe.changed("eval", traffic=traffic), levels) if v.method == HEAD)
+
+
 def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
     """One verdict for every workload and method; no load with a rate is judged.
 
@@ -126,12 +142,13 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
 
     The traffic is eval.traffic.workload. Where the recipe says nothing it is all prompts, and conversations decide
     where the head loses on them: one that costs more in lost prefix-cache hits than its drafts bring is not deployed,
-    however fast it answers prompts that share nothing.
+    however fast it answers prompts that share nothing. A draft length that loses there is chosen last, and they are
+    judged at the one that was chosen. Where the head is not served, the first method takes its place.
 
     Raises:
         ValueError: the traffic's workload was not measured, or no load is of fixed concurrency.
     """
-    found: list[Verdict] = []
+    by_workload: dict[str, tuple[dict[int, float], list[Verdict]]] = {}
     traffic = recipe.eval.traffic
     endpoints = {endpoint.name for endpoint in recipe.eval.endpoints}
     filled = [level for level in levels if level.steady]
@@ -154,15 +171,22 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
         spread = TrafficConfig() if is_conversations(workload) else traffic
         shares = spread.shares(level.concurrency for level in here)
         verdicts = [decide(own, shares, recipe.eval.slo) for own in grouped(here, "method", "K").values()]
-        verdicts.sort(key=lambda v: (v.method == HEAD, v.method not in endpoints, *_gain(v, shares)), reverse=True)
+        by_workload[workload] = shares, verdicts
+    every = [verdict for _, verdicts in by_workload.values() for verdict in verdicts]
+    lost = [v for v in every if traffic.workload is None and is_conversations(v.workload) and v.decision == DO_NOT]
+    losing = {(v.method, v.K) for v in lost}
+    found: list[Verdict] = []
+    chosen: dict[str, int] = {}  # draft lengths of the traffic
+    for workload, (shares, verdicts) in by_workload.items():
         best: dict[str, Verdict] = {}  # of every method at its best draft length
-        for verdict in verdicts:
-            best.setdefault(verdict.method, verdict)
-        found += best.values()
-    if traffic.workload is None:
-        lost = [v for v in found if v.method == HEAD and is_conversations(v.workload) and v.decision == DO_NOT]
-        return [*lost, *(v for v in found if v not in lost)]
-    return found
+        for verdict in sorted(verdicts, key=lambda v: _rank(v, shares, losing), reverse=True):
+            if not is_conversations(workload) or chosen.get(verdict.method, verdict.K) == verdict.K:
+                best.setdefault(verdict.method, verdict)
+        chosen = chosen or {verdict.method: verdict.K for verdict in best.values()}
+        order = {v: (v.method == HEAD, v.method not in endpoints, *_gain(v, shares)) for v in best.values()}
+        found += sorted(order, key=order.__getitem__, reverse=True)
+    lead = [v for v in lost if v in found and v.method == found[0].method]
+    return [*lead, *(v for v in found if v not in lead)]
 
 
 def contradicted(level: Level, levels: Sequence[Level]) -> bool:
@@ -184,6 +208,12 @@ def _gain(verdict: Verdict, shares: dict[int, float]) -> tuple[bool, float]:
     share = sum(share for c, share in shares.items() if verdict.up_to is None or c <= verdict.up_to)
     value = 1 / (share / (1 + verdict.change.value) + 1 - share) - 1
     return verdict.decision in (DEPLOY, UP_TO), -np.inf if np.isnan(value) else value
+
+
+def _rank(verdict: Verdict, shares: dict[int, float], losing: set[tuple[str, int]]) -> tuple[bool, bool, float]:
+    """By which a draft length is chosen: those that lose on conversations come after all that are deployed."""
+    deployed, gain = _gain(verdict, shares)
+    return deployed and (verdict.method, verdict.K) not in losing, deployed, gain
 
 
 def _priced(recipe: Recipe, rows: ServingRows, levels: Sequence[Level]) -> dict[str, Priced]:

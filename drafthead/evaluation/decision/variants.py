@@ -36,7 +36,7 @@ from drafthead.evaluation.decision.verdict import (
     traffic_change,
     unfit,
 )
-from drafthead.evaluation.measuring.plan import recipe_plan, served_recipe
+from drafthead.evaluation.measuring.plan import is_conversations, recipe_plan, served_recipe
 from drafthead.evaluation.measuring.serving import measure_serving
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, steady, summarise_serving
 from drafthead.evaluation.workload import HEAD, NAMES, method_of
@@ -105,7 +105,11 @@ def compare_variants(recipe: Recipe, verdicts: Sequence[Verdict], levels: Sequen
         lost = sorted(w for method, w in losing if method == verdict.method and (first.method, w) not in losing)
         variant = Variant(verdict, first.method, best, change, by_load, "")
         schedule = method_of(recipe, verdict.method).extra.get(KEY)
-        found.append(variant._replace(doubt=_doubt(variant, first, lost, schedule)))
+        # Where conversations lead because the traffic may have some, it has other prompts, too.
+        others_say = [v for v in verdicts if v.method == verdict.method and not is_conversations(v.workload)][:1]
+        general = others_say if recipe.eval.traffic.workload is None and is_conversations(workload) else []
+        doubts = (f"{v.headline} on {v.workload} prompts" for v in general if v.decision != DEPLOY)
+        found.append(variant._replace(doubt=next(doubts, _doubt(variant, first, lost, schedule))))
     return sorted(found, key=lambda variant: (bool(variant.doubt), -variant.change.value))
 
 
@@ -184,8 +188,8 @@ def best_schedule(model: CostModel, max_batch: int) -> Schedule:
     return [[batches[0], batches[-1], K] for K, batches in ranges]
 
 
-def modelled_schedule(recipe: Recipe) -> Schedule:
-    """Measure the recipe's fixed draft lengths, and let the cost model fill in a schedule.
+def modelled_schedule(recipe: Recipe) -> tuple[Schedule, list[Level]]:
+    """Measure the recipe's fixed draft lengths, and let the cost model fill in a schedule; that and what was measured.
 
     Raises:
         ValueError: a single draft length or load, from which no schedule follows.
@@ -198,8 +202,9 @@ def modelled_schedule(recipe: Recipe) -> Schedule:
             "[1,32]"
         )
     limit = served_recipe(recipe, settings.steady_loads).engine.max_num_seqs
-    samples = speed_samples(steady(_measured(recipe, "fixed", HEAD)), HEAD, limit)
-    return best_schedule(fit(samples.points(), samples.positions), limit)
+    rows = _measured(recipe, "fixed", HEAD)
+    samples = speed_samples(steady(rows), HEAD, limit)
+    return best_schedule(fit(samples.points(), samples.positions), limit), summarise_serving(rows)
 
 
 def given_schedule(recipe: Recipe, schedule: Any) -> Schedule:

