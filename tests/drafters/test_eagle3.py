@@ -23,11 +23,6 @@ def test_a_row_counts_where_the_target_generated_what_it_predicts(generated, row
     assert eagle3(3).loss_rows(torch.tensor(generated)).long().tolist() == rows
 
 
-@pytest.mark.parametrize(("generated", "first"), [([0, 0, 0, 1], 1), ([0, 1, 1], 0), ([1, 1], 0)])
-def test_rows_begin_two_before_the_first_generated_token(generated, first):
-    assert eagle3(2).first_row(torch.tensor(generated)) == first
-
-
 def test_a_document_without_a_generated_token_has_no_rows():
     with pytest.raises(ValueError, match="generated"):
         eagle3(2).first_row(torch.zeros(3))
