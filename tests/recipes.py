@@ -14,8 +14,3 @@ SMALL_HEAD = (
 def tiny_recipe(output_dir: Path | str, *overrides: str) -> Recipe:
     """configs/tiny.yaml with everything it writes below `output_dir`."""
     return load_recipe(overrides=[f"output_dir={output_dir}", *overrides])
-
-
-def changed(recipe: Recipe, section: str, **settings: object) -> Recipe:
-    """The same recipe but for settings of one section, which are not checked again."""
-    return recipe.changed(section, **settings)

@@ -8,8 +8,12 @@ import runpy
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from drafthead.config import REPO_ROOT
 
@@ -39,6 +43,20 @@ def accelerate(ranks: int = 1) -> tuple[str, ...]:
 def start(*arguments: str, variables: Mapping[str, str] = {}, **options: Any) -> subprocess.Popen:
     """Begin to run this interpreter in the checkout."""
     return subprocess.Popen([sys.executable, *arguments], cwd=REPO_ROOT, env=environment(**variables), **options)
+
+
+def wait_for(happened: Callable[[], Any], log: Path, *processes: subprocess.Popen | psutil.Popen) -> None:
+    """Until something has happened.
+
+    Args:
+        happened: looked up all the time.
+        log: what a process that ended says, or a pattern of the names of such files.
+        processes: none of them may end before.
+    """
+    while not happened():
+        for process in processes:
+            assert process.poll() is None, "\n".join(p.read_text()[-3000:] for p in log.parent.glob(log.name))
+        time.sleep(0.02)
 
 
 def run_python(*arguments: str, timeout_s: float = 1800, **variables: str) -> subprocess.CompletedProcess:

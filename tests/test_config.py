@@ -38,6 +38,10 @@ from drafthead.generation.prompts import locate_sources
         ("responses.max_tokens=1024", "max_tokens 1024 .*engine.max_model_len"),
         ("head.num_key_value_heads=3", "head.num_key_value_heads 3"),
         ("head.head_dim=20", r"head.head_dim.*20"),
+        (
+            ("head.num_ttt_steps=4", "head.sliding_window=5"),
+            r"head\.sliding_window 5 leaves 4 draft positions.*at least 6",
+        ),
         ("name=../elsewhere", "name.*/elsewhere"),
         (("head.type=dflash", "head=null"), "head"),
         ("train", "'train'"),

@@ -15,7 +15,7 @@ from drafthead.adapting.loop import Head, Loop, in_memory, run_loop
 from drafthead.artifacts import begin, finish
 from drafthead.config import load_recipe
 from tests.adapting.records import captured, requests, write
-from tests.recipes import changed, tiny_recipe
+from tests.recipes import tiny_recipe
 
 NOW = time.time() - 5000
 
@@ -23,7 +23,7 @@ NOW = time.time() - 5000
 @pytest.fixture
 def loop(tmp_path, monkeypatch):
     monkeypatch.setattr(drift, "REFERENCE", 100)
-    recipe = changed(tiny_recipe(tmp_path), "adapt", min_tokens=7000)
+    recipe = tiny_recipe(tmp_path).changed("adapt", min_tokens=7000)
     begin(recipe.head_dir, "head", {"target": {}})
     finish(recipe.head_dir, {})
     found = Loop.opened(recipe, [])
@@ -91,12 +91,12 @@ def test_a_fall_is_noted_with_what_changed_and_tokens_are_collected(loop):
     assert loop.candidate.name == "tiny-adapt-1"
     page = write_history(loop).read_text()
     assert "drift" in page
-    assert str(captured(requests(1, 0.5))[0]["prompt_ids"][0]) not in json.dumps(loop.state.history)
+    assert "prompt_ids" not in json.dumps(loop.state.history)
 
 
 def test_too_few_to_hold_one_out_are_waited_for(loop):
     loop.state.phase, loop.state.alarmed = "collect", NOW
-    loop.recipe = changed(loop.recipe, "adapt", min_tokens=100)
+    loop.recipe = loop.recipe.changed("adapt", min_tokens=100)
     answered(loop, 2, 0.5, NOW)
     for phase, attempt in (("train", 1), ("collect", 1), ("collect", 1)):
         loop.step()
@@ -157,7 +157,7 @@ def test_a_roll_back_during_a_training_is_not_undone(loop, monkeypatch):
 )
 def test_real_requests_decide_after_the_replay(loop, trial_requests, needed, served, candidate, wanted):
     state = loop.state
-    loop.recipe = changed(loop.recipe, "adapt", trial_requests=trial_requests)
+    loop.recipe = loop.recipe.changed("adapt", trial_requests=trial_requests)
     state.phase, state.cycle, state.attempt, state.reference_from = "trial", 1, 1, NOW + 2000
     answered(loop, 120, served, NOW + 2000)
     rows = requests(needed, candidate, head=str(loop.head_dir("tiny-adapt-1")), start=NOW + 2000, seed=9)

@@ -10,7 +10,7 @@ from drafthead.artifacts import begin, finish
 from drafthead.data.prompts import prompt_id, write_trained_on
 from tests.adapting.records import captured, requests
 from tests.artifacts import response, write_response_artifact
-from tests.recipes import changed, tiny_recipe
+from tests.recipes import tiny_recipe
 
 
 def rows_of(tmp_path, recipe, records, alarmed, known=()):
@@ -30,7 +30,7 @@ def records():
 
 
 def test_the_newest_of_every_workload_is_held_out(tmp_path, records):
-    rows = rows_of(tmp_path, changed(tiny_recipe(tmp_path), "adapt", replay_share=0.0), records, alarmed=1000.0)
+    rows = rows_of(tmp_path, tiny_recipe(tmp_path).changed("adapt", replay_share=0.0), records, alarmed=1000.0)
     heldout = [r for r in rows if r["split"] == "heldout"]
     assert Counter(r["category"] for r in heldout) == {"chat": 20, "code": 40}
     newest = {tuple(r["prompt_ids"]) for r in [*records[80:100], *records[260:]]}
@@ -56,7 +56,7 @@ def test_what_a_head_was_trained_on_is_not_held_out(tmp_path, records):
 
 
 def test_old_text_is_replayed_beside_the_new(tmp_path, records):
-    recipe = changed(tiny_recipe(tmp_path), "adapt", replay_share=0.5)
+    recipe = tiny_recipe(tmp_path).changed("adapt", replay_share=0.5)
     answers = [response(f"r{i}", 3, 2, ids=[5, 6, i, 7, 8], category="long") for i in range(100)]
     write_response_artifact(recipe.responses_dir("train"), answers)
     train = [r for r in rows_of(tmp_path, recipe, records, 1000.0) if r["split"] == "train"]

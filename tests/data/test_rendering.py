@@ -45,12 +45,6 @@ def test_a_control_token_in_a_tool_is_refused_too(render):
     assert caught.value.reason == rendering.CONTROL_TOKEN
 
 
-def test_given_ids_are_read_as_they_are(render):
-    assert render(Prompt("x", "mlperf", "long", (), prompt_ids=(5, 6, 7)), "high") == [5, 6, 7]
-    with pytest.raises(UnrenderableError, match=r"beyond the target's vocabulary: 200006, but there are"):
-        render(Prompt("x", "mlperf", "long", (), prompt_ids=(5, 200006)), "low")
-
-
 @pytest.mark.parametrize(
     ("template", "why"),
     [

@@ -38,7 +38,7 @@ RUN_BY = {
     "export/head.py": _CHAIN,
     "data_gen/adapt.py": "tests/pipeline/test_adapting.py::begun",
     "eval/acceptance.py": "tests/pipeline/test_chain.py::_counters",
-    "eval/serving.py --miniature --preset": f"{_PRESETS}::test_redhat_runs_in_miniature",
+    "eval/serving.py --miniature --preset": f"{_PRESETS}::test_every_preset_runs_in_miniature",
     "eval/serving.py": "tests/faults/stages.py::arguments",
     "eval/draft_lengths.py": f"{_PRESETS}::test_a_schedule_of_draft_lengths_is_measured_beside_fixed_ones",
     "eval/compare.py --mask-token-id": "tests/pipeline/test_drafters.py::compared",

@@ -23,11 +23,6 @@ def test_a_row_counts_where_the_target_generated_what_it_predicts(generated, row
     assert eagle3(3).loss_rows(torch.tensor(generated)).long().tolist() == rows
 
 
-@pytest.mark.parametrize(("generated", "first"), [([0, 0, 0, 1], 1), ([0, 1, 1], 0), ([1, 1], 0)])
-def test_rows_begin_two_before_the_first_generated_token(generated, first):
-    assert eagle3(2).first_row(torch.tensor(generated)) == first
-
-
 # The script of the stage and a key of vLLM's own harvesting method have the name in them; methods that vLLM serves are
 # a table of the evaluation section, and keys of old recipes are named to be refused.
 NOT_OURS = re.compile(r"train/eagle3\.py|eagle_aux_hidden_state_layer_ids")

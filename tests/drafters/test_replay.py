@@ -41,12 +41,6 @@ def test_replay_walks_from_round_to_round_where_serving_would(generated, first, 
     assert replay(matches, torch.tensor(generated), limit) == wanted
 
 
-def test_pooled_length_counts_the_bonus_token():
-    pooled = Acceptance(3, (2, 1)) + Acceptance(1, (1, 1))
-    assert pooled.length == 1 + 5 / 4
-    assert pooled.rates == (3 / 4, 2 / 4)
-
-
 def test_match_text_maps_draft_ids_and_shifts_per_step():
     target_ids = torch.tensor([10, 20, 30])
     text = torch.tensor([5, 10, 20, 30, 10])

@@ -86,11 +86,6 @@ def test_a_window_is_served_where_the_layer_types_say_so(tmp_path, layout):
         check_config(config, shape, LAYER_IDS, 1024)
 
 
-def test_a_window_that_holds_drafts_alone_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"head\.sliding_window 5 leaves 4 draft positions.*at least 6"):
-        recipe_at(tmp_path, "head.num_ttt_steps=4", "head.sliding_window=5")
-
-
 def test_a_rotation_that_states_a_key_as_null_is_the_same_rotation(recipe):
     shape = shape_of(recipe)
     stated = replace(shape, rope_parameters={**shape.rope_parameters, "attention_factor": None})

@@ -19,7 +19,6 @@ from drafthead.exporting.importing import import_head
 from drafthead.target.pieces import load_pieces
 from tests.damage import edit_config, replace_tensors
 from tests.exporting.runs import config_of, random_weights, recipe_at, shape_of, write_random_head, write_run
-from tests.recipes import changed
 
 _SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -59,7 +58,7 @@ def _as_published(
         config["eagle_config"] = {_LAYER_IDS: blocks, "use_aux_hidden_state": True}
         return config, {**tensors, "embed_tokens.weight": pieces.embed_tokens}
     if layout == "redhat":
-        config = config_of(changed(recipe, "export", format="speculators"))
+        config = config_of(recipe.changed("export", format="speculators"))
         config = _without(config, "norm_before_residual", "fc_norm", "norm_output", "target_hidden_size")
         layer = _without(config["transformer_layer_config"], "eagle_config", "num_aux_hidden_states")
         named = {name.replace("midlayer.", "layers.0."): t for name, t in tensors.items()}
@@ -200,6 +199,7 @@ def other_tensor(name, value):
         (other_tensor("embed_tokens.weight", torch.ones(3072, 192)), "embedding"),
         (other_tensor("midlayer.self_attn.q_norm.weight", torch.ones(32)), "q_norm.weight"),
         (other_tensor("d2t", torch.arange(256) * 12 + 3000), "d2t .* 3072"),
+        (other_tensor("d2t", torch.zeros(256)), "d2t .*torch.float32, .*; fetch the head again"),
         (other_tensor("fc.weight", torch.ones(192, 192)), r"\[2, 4, 5\], but fc reads 1"),
         (partial(edit_config, hidden_size=256), "hidden_size=256; .* 192"),
         (partial(edit_config, attention_bias=True), "attention_bias=True"),

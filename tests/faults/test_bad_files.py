@@ -55,32 +55,32 @@ def recipe(harvested, tmp_path) -> Recipe:
     return small_recipe(tmp_path)
 
 
-class TestShards:
-    @pytest.mark.parametrize("name", ["offsets", "teacher_offsets", "sums"])
-    def test_nor_rows_at_a_wrong_place(self, recipe, name):
-        path = shard_path(recipe.states_dir("train"), 1)
-        wrong = load_file(path)[name].clone()
-        wrong.view(-1)[3] += 1 << 40
-        replace_tensors(path, {name: wrong})
-        with pytest.raises(ArtifactError, match=r"shard-00001"):
-            read_all(recipe)
+@pytest.mark.parametrize("name", ["offsets", "teacher_offsets", "sums"])
+def test_rows_at_a_wrong_place_are_refused(recipe, name):
+    path = shard_path(recipe.states_dir("train"), 1)
+    wrong = load_file(path)[name].clone()
+    wrong.view(-1)[3] += 1 << 40
+    replace_tensors(path, {name: wrong})
+    with pytest.raises(ArtifactError, match=r"shard-00001"):
+        read_all(recipe)
 
-    @pytest.mark.parametrize(
-        ("damage", "message"),
-        [
-            (lambda d: shard_path(d, 1).unlink(), "shard-00001.*python data_gen/harvest.py"),
-            (lambda d: cut_short(shard_path(d, 1)), "shard-00001"),
-            (lambda d: shutil.copy(shard_path(d, 1), shard_path(d, 2)), "shard-00002"),
-            (lambda d: cut_short(d / "manifest.json"), "manifest.json"),
-            (lambda d: (d / "manifest.json").write_text("[]"), "manifest.json"),
-            (lambda d: (d / "manifest.json").write_text("{}"), "manifest.json .*files"),
-        ],
-    )
-    def test_a_store_that_is_not_what_was_harvested_is_refused(self, recipe, damage, message):
-        damage(recipe.states_dir("train"))
-        with pytest.raises(ArtifactError, match=message):
-            open_inputs(recipe)
-        assert not recipe.run_dir.exists()
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: shard_path(d, 1).unlink(), "shard-00001.*python data_gen/harvest.py"),
+        (lambda d: cut_short(shard_path(d, 1)), "shard-00001"),
+        (lambda d: shutil.copy(shard_path(d, 1), shard_path(d, 2)), "shard-00002"),
+        (lambda d: cut_short(d / "manifest.json"), "manifest.json"),
+        (lambda d: (d / "manifest.json").write_text("[]"), "manifest.json"),
+        (lambda d: (d / "manifest.json").write_text("{}"), "manifest.json .*files"),
+    ],
+)
+def test_a_store_that_is_not_what_was_harvested_is_refused(recipe, damage, message):
+    damage(recipe.states_dir("train"))
+    with pytest.raises(ArtifactError, match=message):
+        open_inputs(recipe)
+    assert not recipe.run_dir.exists()
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/../../b", "a\0b"])
@@ -146,69 +146,72 @@ def test_a_run_whose_record_is_another_file_is_not_exported(tmp_path):
         export_head(recipe, serve_check=False)
 
 
-class TestHeads:
-    @pytest.fixture(scope="class")
-    def exported(self, tmp_path_factory) -> Recipe:
-        recipe = recipe_at(tmp_path_factory.mktemp("head"))
-        write_run(recipe)
-        export_head(recipe, serve_check=False)
-        return recipe
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Recipe:
+    recipe = recipe_at(tmp_path_factory.mktemp("head"))
+    write_run(recipe)
+    export_head(recipe, serve_check=False)
+    return recipe
 
-    @pytest.fixture
-    def head(self, exported, tmp_path) -> Recipe:
-        shutil.copytree(exported.output_dir, tmp_path, dirs_exist_ok=True)
-        return recipe_at(tmp_path)
 
-    @pytest.mark.parametrize(
-        ("name", "damage", "message"),
-        [
-            ("model.safetensors", cut_short, "model.safetensors"),
-            ("model.safetensors", flip_bit, "model.safetensors .*SHA-256"),
-            ("config.json", Path.unlink, "config.json"),
-        ],
-    )
-    def test_a_damaged_one_is_not_measured_and_can_be_exported_again(self, head, name, damage, message):
+@pytest.fixture
+def head(exported, tmp_path) -> Recipe:
+    shutil.copytree(exported.output_dir, tmp_path, dirs_exist_ok=True)
+    return recipe_at(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("model.safetensors", cut_short, "model.safetensors"),
+        ("model.safetensors", flip_bit, "model.safetensors .*SHA-256"),
+        ("config.json", Path.unlink, "config.json"),
+    ],
+)
+def test_a_damaged_head_is_not_measured_and_can_be_exported_again(head, name, damage, message):
+    identity(head, WORKLOAD, (BASELINE, HEAD))
+    damage(head.head_dir / name)
+    with pytest.raises(ArtifactError, match=message):
         identity(head, WORKLOAD, (BASELINE, HEAD))
-        damage(head.head_dir / name)
-        with pytest.raises(ArtifactError, match=message):
-            identity(head, WORKLOAD, (BASELINE, HEAD))
-        if damage is flip_bit:
-            with pytest.raises(ArtifactError, match="python export/head.py"):
-                export_head(head, serve_check=False)
-            (head.head_dir / name).unlink()
-        export_head(head, serve_check=False)
-        identity(head, WORKLOAD, (BASELINE, HEAD))
+    if damage is flip_bit:
+        with pytest.raises(ArtifactError, match="python export/head.py"):
+            export_head(head, serve_check=False)
+        (head.head_dir / name).unlink()
+    export_head(head, serve_check=False)
+    identity(head, WORKLOAD, (BASELINE, HEAD))
 
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            ({"hidden_size": 128, "target_hidden_size": 128}, "128.* 192"),
-            ({"vocab_size": 999}, "vocab_size: found 999.* 3072"),
-            ({"hidden_size": [1], "target_hidden_size": None}, "192"),
-            ('{"a', "config.json cannot be read"),
-            ("[]", "config.json"),
-        ],
-    )
-    def test_somebody_elses_config_is_read_before_an_engine_starts(self, head, tmp_path, change, message):
-        theirs = bare_copy(head.head_dir, tmp_path / "theirs")
-        config = json.loads((theirs / "config.json").read_text())
-        text = change if isinstance(change, str) else json.dumps(config | change)
-        (theirs / "config.json").write_text(text)
-        self.refused(tmp_path, theirs, message)
 
-    def test_so_are_their_tensors(self, head, tmp_path):
-        theirs = bare_copy(head.head_dir, tmp_path / "theirs")
-        offsets = load_file(theirs / "model.safetensors")["d2t"].clone()
-        offsets[0] += 10**6
-        replace_tensors(theirs / "model.safetensors", {"d2t": offsets})
-        self.refused(tmp_path, theirs, "d2t .*3072")
-        cut_short(theirs / "model.safetensors")
-        self.refused(tmp_path, theirs, "model.safetensors")
-        with pytest.raises(ValueError, match="model.safetensors"):
-            read_public_head(str(theirs))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": 128, "target_hidden_size": 128}, "128.* 192"),
+        ({"vocab_size": 999}, "vocab_size: found 999.* 3072"),
+        ({"hidden_size": [1], "target_hidden_size": None}, "192"),
+        ('{"a', "config.json cannot be read"),
+        ("[]", "config.json"),
+    ],
+)
+def test_somebody_elses_config_is_read_before_an_engine_starts(head, tmp_path, change, message):
+    theirs = bare_copy(head.head_dir, tmp_path / "theirs")
+    config = json.loads((theirs / "config.json").read_text())
+    text = change if isinstance(change, str) else json.dumps(config | change)
+    (theirs / "config.json").write_text(text)
+    refused(tmp_path, theirs, message)
 
-    @staticmethod
-    def refused(output: Path, theirs: Path, message: str) -> None:
-        recipe = recipe_at(output, f"eval.methods=[{{name: theirs, method: eagle3, head: {theirs}}}]")
-        with pytest.raises(ValueError, match=message):
-            identity(recipe, WORKLOAD, (BASELINE, "theirs"))
+
+def test_somebody_elses_tensors_are_read_too(head, tmp_path):
+    theirs = bare_copy(head.head_dir, tmp_path / "theirs")
+    offsets = load_file(theirs / "model.safetensors")["d2t"].clone()
+    offsets[0] += 10**6
+    replace_tensors(theirs / "model.safetensors", {"d2t": offsets})
+    refused(tmp_path, theirs, "d2t .*3072")
+    cut_short(theirs / "model.safetensors")
+    refused(tmp_path, theirs, "model.safetensors")
+    with pytest.raises(ValueError, match="model.safetensors"):
+        read_public_head(str(theirs))
+
+
+def refused(output: Path, theirs: Path, message: str) -> None:
+    recipe = recipe_at(output, f"eval.methods=[{{name: theirs, method: eagle3, head: {theirs}}}]")
+    with pytest.raises(ValueError, match=message):
+        identity(recipe, WORKLOAD, (BASELINE, "theirs"))

@@ -1,12 +1,14 @@
 """Outputs that lie on another disk, behind links: written and read as if they were here, and never deleted there."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from drafthead import artifacts
 from drafthead.artifacts import ArtifactError
 from drafthead.data.store import KIND
+from drafthead.exporting import export as exporting
 from drafthead.exporting.export import export_head
 from drafthead.training import checkpoint
 from drafthead.training.inputs import open_inputs
@@ -45,15 +47,20 @@ def test_states_runs_and_heads_behind_links_are_made_and_read(tmp_path, disk):
     assert "model.safetensors" in names(disk / "head")
 
 
-def test_an_export_that_fails_gives_its_folder_up_and_leaves_the_link(tmp_path, disk):
-    recipe = recipe_at(tmp_path / "out")
-    weights = random_weights(shape_of(recipe))
-    write_run(recipe, weights | {"fc.weight": weights["fc.weight"][:, :-1].contiguous()})
-    link(recipe.head_dir, disk)
-    with pytest.raises(ValueError, match=r"fc\.weight"):
-        export_head(recipe, serve_check=False)
-    assert recipe.head_dir.is_symlink()
-    assert names(disk) == []
+@pytest.mark.parametrize("linked", [False, True])
+def test_an_export_that_fails_leaves_nothing_to_serve_and_leaves_the_link(tmp_path, disk, monkeypatch, linked):
+    monkeypatch.setattr(exporting, "check_serving", Mock(side_effect=ValueError("the engine disagrees")))
+    for name in ("engine", r"fc\.weight"):
+        recipe = recipe_at(tmp_path / name)
+        weights = random_weights(shape_of(recipe))
+        wrong = {} if name == "engine" else {"fc.weight": weights["fc.weight"][:, :-1].contiguous()}
+        write_run(recipe, weights | wrong)
+        if linked:
+            link(recipe.head_dir, disk)
+        with pytest.raises(ValueError, match=name):
+            export_head(recipe)
+        assert recipe.head_dir.is_symlink() == recipe.head_dir.exists() == linked
+        assert list(disk.iterdir()) == []
 
 
 @pytest.mark.parametrize("linked", ["train", "states", "data"])

@@ -210,13 +210,6 @@ def test_weights_of_a_target(tmp_path, capsys, target, head, damage):
     assert str(target) in message or "give the target that this head was trained for" in message
 
 
-def test_a_head_whose_offsets_are_no_whole_numbers(tmp_path, capsys, head):
-    theirs = shutil.copytree(head, tmp_path / "head")
-    offsets = load_file(theirs / "model.safetensors")["d2t"]
-    replace_tensors(theirs / "model.safetensors", {"d2t": offsets.float()})
-    assert "d2t" in refused(capsys, IMPORT, *SMALL_HEAD, f"output_dir={tmp_path}", "--head", str(theirs))
-
-
 TOKENIZERS = [
     *(text("tokenizer.json", content) for content in ("", "[]", b"\xff\xff", '{"version": "1.0"}')),
     lambda target: (target / "tokenizer.json").unlink(),

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from drafthead.config import Recipe
-from tests.recipes import changed, tiny_recipe
+from tests.recipes import tiny_recipe
 
 SMALL = (  # in bf16, as large targets are
     "target.dtype=bfloat16", "prompts.max_train=12", "prompts.max_heldout=4", "prompts.validation=4",
@@ -20,7 +20,7 @@ def small_recipe(output_dir: Path, *overrides: str) -> Recipe:
 def copy_of(recipe: Recipe, directory: Path, **states: object) -> Recipe:
     """The same recipe, with other states settings, over a copy of its artifacts."""
     shutil.copytree(recipe.directory(), directory)
-    return changed(recipe.model_copy(update={"output_dir": str(directory)}), "states", **states)
+    return recipe.model_copy(update={"output_dir": str(directory)}).changed("states", **states)
 
 
 def never(*args: object, **kwargs: object) -> None:

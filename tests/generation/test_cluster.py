@@ -28,7 +28,7 @@ from tests.artifacts import read_responses, response
 from tests.damage import flip_bit
 from tests.data.sequences import sequence
 from tests.generation.small import SMALL, copy_of, never, small_recipe
-from tests.scripts import start
+from tests.scripts import start, wait_for
 from tests.warm import run_warm
 
 RAY_OF_ITS_OWN = {"RAY_ADDRESS": "local"}  # whatever else runs on this machine
@@ -71,9 +71,7 @@ def lose_a_worker(script: str, overrides: list[str], files: Path, log: Path) -> 
     with log.open("w") as file:
         driver = start(*command, variables=RAY_OF_ITS_OWN, stdout=file, stderr=file)
     try:
-        while not list(files.parent.glob(files.name)):
-            assert driver.poll() is None, log.read_text()[-3000:]
-            time.sleep(0.01)
+        wait_for(lambda: list(files.parent.glob(files.name)), log, driver)
         os.kill(next(busy_engines(psutil.Process(driver.pid))), signal.SIGKILL)
         assert len(list(files.parent.glob(files.name))) < 12, "it was to die in the middle"
         assert driver.wait(timeout=1200) == 0, log.read_text()[-3000:]

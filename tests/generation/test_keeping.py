@@ -19,7 +19,6 @@ from drafthead.generation.prompts import make_prompts
 from tests.artifacts import read_responses
 from tests.generation.chats import write_chats
 from tests.generation.small import SMALL, small_recipe
-from tests.recipes import changed
 from tests.scripts import run_here
 
 
@@ -115,7 +114,7 @@ def test_data_without_an_answer_is_refused_before_an_engine_starts(tmp_path: Pat
 
 def test_prompts_that_were_written_without_responses_are_refused(tmp_path: Path):
     recipe = mix(tmp_path)
-    regenerating = changed(recipe, "responses", regenerate=True, history="given")
+    regenerating = recipe.changed("responses", regenerate=True, history="given")
     make_prompts(regenerating)
     assert all(prompt.response is None for prompt in read_prompts(recipe.prompts_dir, "train"))
     with pytest.raises(ArtifactError, match="responses.regenerate is false"):

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,8 +21,7 @@ from drafthead.target.pieces import load_target_spec
 from tests.artifacts import read_responses
 from tests.generation.chats import chat_recipe
 from tests.generation.small import SMALL, never
-from tests.recipes import changed
-from tests.scripts import start
+from tests.scripts import start, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +36,7 @@ class Passes(NamedTuple):
 def with_one_pass(recipe: Recipe, folder: Path, **states: object) -> Recipe:
     """The same recipe in one pass, over a copy of its prompts."""
     shutil.copytree(recipe.prompts_dir, folder / "data" / recipe.name / "prompts")
-    return changed(recipe.model_copy(update={"output_dir": str(folder)}), "states", one_pass=True, **states)
+    return recipe.model_copy(update={"output_dir": str(folder)}).changed("states", one_pass=True, **states)
 
 
 def _spec(recipe: Recipe):
@@ -113,7 +111,7 @@ def test_states_of_another_kind_are_not_mixed_in(passes: dict[str, Passes], tmp_
     one = with_one_pass(passes["single"].two, tmp_path)
     claim_captured(one, _spec(one), "train")
     with pytest.raises(ArtifactError, match=r"aux_layer_ids.*\[2, 4, 6\].*\[1, 2, 3\]"):
-        claim_captured(changed(one, "target", aux_layer_ids=(1, 2, 3)), _spec(one), "train")
+        claim_captured(one.changed("target", aux_layer_ids=(1, 2, 3)), _spec(one), "train")
     with pytest.raises(ArtifactError, match="one_pass"):
         harvest(passes["single"].one.model_copy(update={"states": passes["single"].two.states}))
 
@@ -126,9 +124,7 @@ def test_a_killed_pass_is_resumed(passes: dict[str, Passes], tmp_path: Path):
     with (tmp_path / "log").open("w") as log:
         process = start("data_gen/regenerate.py", *options, stdout=log, stderr=log)
     staged = captured_dir(one, "train") / "part-00000"
-    while not list(staged.glob("shard-*")):
-        assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
-        time.sleep(0.01)
+    wait_for(lambda: list(staged.glob("shard-*")), tmp_path / "log", process)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     captured = sorted(staged.glob("shard-*"))

@@ -18,7 +18,6 @@ from drafthead.progress import progress_bar
 from tests.artifacts import ask, read_responses
 from tests.generation.chats import chat_recipe
 from tests.generation.small import never, small_recipe
-from tests.recipes import changed
 
 
 class CutOff:
@@ -55,7 +54,7 @@ def test_what_is_wrong_with_responses_is_counted_and_ends_conversations(tmp_path
     with progress_bar(questions, "test", "it") as bar:
         kept, ended = make_responses(SplitRules(recipe, "train", tokenizer), CutOff(), prompts, bar)
         assert bar.n == questions
-    strict = SplitRules(changed(recipe, "responses", drop=("truncated",)), "train", tokenizer)
+    strict = SplitRules(recipe.changed("responses", drop=("truncated",)), "train", tokenizer)
     none, dropped = make_responses(strict, CutOff(), prompts, tqdm(disable=True))
     assert all(r.flags == ["truncated"] and r.turn == 0 and r.finish_reason == "length" for r in kept)
     assert {entry.reason for entry in ended} == {ENDED + "cut off"}
@@ -106,4 +105,4 @@ def test_responses_are_token_exact(regenerated: Recipe, tokenizer):
 def test_complete_responses_start_no_engine_and_other_settings_are_refused(regenerated: Recipe):
     stage.regenerate(regenerated, run=never)
     with pytest.raises(ArtifactError, match=r"settings\.temperature.*0\.7.*0\.1"):
-        stage.regenerate(changed(regenerated, "responses", temperature=0.1))
+        stage.regenerate(regenerated.changed("responses", temperature=0.1))

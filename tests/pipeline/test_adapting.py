@@ -5,12 +5,10 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 import torch
 from cryptography.fernet import Fernet
@@ -24,7 +22,7 @@ from drafthead.config import REPO_ROOT, Recipe, load_recipe
 from drafthead.engine.server import SERVER_MODULE
 from drafthead.evaluation.workload import load_workload
 from tests.pipeline.small_run import overrides_for
-from tests.scripts import run_here
+from tests.scripts import run_here, wait_for
 from tests.warm import run_trainer, run_warm, warm
 
 pytestmark = pytest.mark.slow
@@ -123,13 +121,6 @@ def begun(recipe: Recipe, overrides: tuple[str, ...], root: Path) -> list[str]:
     return [*traffic_of(recipe, root, 170), *overrides]
 
 
-def wait_for(process: psutil.Popen, happened: Callable[[], bool]) -> None:
-    """Until something has happened in a process that goes on."""
-    while not happened():
-        assert process.poll() is None
-        time.sleep(0.2)
-
-
 def shuffled(prompt: list[int], response: list[int]) -> tuple[list[int], list[int]]:
     """A redaction hook that spoils what is learned: the tokens of the response in the order of their numbers."""
     return prompt, sorted(response[:-1]) + response[-1:]
@@ -159,7 +150,8 @@ def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path, monke
     monkeypatch.setenv("DRAFTHEAD_CAPTURE_KEY", Fernet.generate_key().decode())
     copies = [tmp_path / part / "young-adapt-1" for part in ("data", "results")]
     process = warm().start(*command, log=tmp_path / "log")
-    wait_for(process, (tmp_path / "runs" / "young-adapt-1").exists)  # after the harvest: it is being trained
+    training = tmp_path / "runs" / "young-adapt-1"  # which follows the harvest
+    wait_for(training.exists, tmp_path / "log", process)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert read_json(folder(recipe) / "state.json")["heads"][-1]["name"] == "young"
@@ -204,9 +196,9 @@ def test_a_trial_goes_on_after_the_server_was_killed(tiny_run, tmp_path):
         return {Path(r["head"]).name for r in Log(folder(recipe) / "counts").read()}
 
     serving_alone = warm().start("data_gen/adapt.py", "--serve", *overrides, log=tmp_path / "serve.log")
-    wait_for(serving_alone, (folder(recipe) / "server.json").exists)
+    wait_for((folder(recipe) / "server.json").exists, tmp_path / "serve.log", serving_alone)
     process = warm().start(*command, log=tmp_path / "log")
-    wait_for(process, lambda: "worse-adapt-1" in heads_seen())
+    wait_for(lambda: "worse-adapt-1" in heads_seen(), tmp_path / "log", process)
     assert not [c for c in process.children() if SERVER_MODULE in " ".join(c.cmdline())]
     (server,) = [c for c in serving_alone.children() if SERVER_MODULE in " ".join(c.cmdline())]
     server.kill()

@@ -4,12 +4,10 @@ The spool holds two epochs, so half of it holds one and the order of training is
 must be those of ordinary training on the ordinary store, to the last bit.
 """
 
-import json
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,14 +15,15 @@ import psutil
 import pytest
 
 from drafthead import artifacts
-from drafthead.config import Recipe
 from drafthead.data.spool import Spool, open_spool
 from drafthead.generation import harvest as stage
 from drafthead.generation.harvest import harvest
 from drafthead.generation.prompts import make_prompts
 from drafthead.generation.regenerate import regenerate
+from tests.faults.stages import newest_checkpoint, steps_done
 from tests.recipes import tiny_recipe
-from tests.scripts import accelerate
+from tests.scripts import accelerate, wait_for
+from tests.training.launching import losses
 from tests.warm import warm
 
 pytestmark = pytest.mark.slow
@@ -68,28 +67,6 @@ def watched(spool: Spool) -> Iterator[list[int]]:
         thread.join()
 
 
-def until(condition: Callable[[], bool], root: Path) -> None:
-    deadline = time.monotonic() + 600
-    while not condition():
-        assert time.monotonic() < deadline, "\n".join(log.read_text()[-3000:] for log in root.glob("*.log"))
-        time.sleep(0.01)
-
-
-def steps_and_losses(recipe: Recipe) -> list[tuple[int, float]]:
-    path = recipe.run_dir / "metrics.jsonl"
-    entries = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    return [(entry["step"], entry["loss"]) for entry in entries if entry["kind"] == "train"]
-
-
-def beside(ordinary: Recipe, root: Path, *overrides: str) -> Recipe:
-    """A recipe with states and runs of its own over the same prompts and responses."""
-    recipe = tiny_recipe(root, *SMALL, *overrides)
-    recipe.prompts_dir.parent.mkdir(parents=True)
-    for name in ("prompts", "responses"):
-        recipe.prompts_dir.with_name(name).symlink_to(ordinary.prompts_dir.with_name(name))
-    return recipe
-
-
 @pytest.mark.soak
 def test_killed_on_both_sides_it_ends_with_the_losses_of_ordinary_training(tmp_path, monkeypatch):
     ordinary, root = tiny_recipe(tmp_path / "ordinary", *SMALL), tmp_path / "online"
@@ -100,21 +77,21 @@ def test_killed_on_both_sides_it_ends_with_the_losses_of_ordinary_training(tmp_p
     recipe.prompts_dir.parent.mkdir(parents=True)
     for name in ("prompts", "responses"):
         recipe.prompts_dir.with_name(name).symlink_to(ordinary.prompts_dir.with_name(name))
-    spool, trained = open_spool(recipe, 24), root / "eagle3.log"
+    spool, trained, logs = open_spool(recipe, 24), root / "eagle3.log", root / "*.log"
     spool.directory.mkdir(parents=True)
     with watched(spool) as counts:
         trainer, harvester = sides = [begin(script, root, SPOOL) for script in (TRAIN, HARVEST)]
         try:
             # The next half is there, so that training can go on alone, and there is room again: the harvester works.
-            until(lambda: spool.first_needed() >= 3 and {3, 4, 5} <= spool.present(), root)
+            wait_for(lambda: spool.first_needed() >= 3 and {3, 4, 5} <= spool.present(), logs, *sides)
             kill(harvester)
-            saved = max(int(path.name.removeprefix("step_")) for path in recipe.run_dir.glob("checkpoints/step_*"))
-            until(lambda: len(steps_and_losses(recipe)) >= saved + 2, root)
+            saved = newest_checkpoint(recipe.run_dir)
+            wait_for(lambda: steps_done(recipe.run_dir) >= saved + 2, logs, trainer)
             kill(trainer)  # in the middle of what no checkpoint covers
             assert spool.first_needed() == 3
 
             sides = [begin(TRAIN, root, SPOOL), begin(TRAIN, tmp_path / "ordinary")]
-            until(lambda: "python data_gen/harvest.py RECIPE" in trained.read_text(), root)
+            wait_for(lambda: "python data_gen/harvest.py RECIPE" in trained.read_text(), logs, sides[0])
             assert spool.first_needed() > 3, "waiting, it keeps what is trained, so that there is room to go on"
             for directory in (spool.directory, recipe.run_dir):
                 assert not (directory / artifacts.MANIFEST).exists()
@@ -124,7 +101,8 @@ def test_killed_on_both_sides_it_ends_with_the_losses_of_ordinary_training(tmp_p
             for side in sides:
                 kill(side)
 
-    assert steps_and_losses(recipe) == steps_and_losses(ordinary)  # to the last bit
+    assert losses(recipe.run_dir) == losses(ordinary.run_dir)  # to the last bit
+    assert steps_done(recipe.run_dir) == steps_done(ordinary.run_dir)
     assert max(counts) == 6
     assert (spool.present(), spool.first_needed()) == (set(), 12)
     assert "resuming from step" in trained.read_text()

@@ -27,7 +27,6 @@ from drafthead.training.rejection import verified
 from tests.artifacts import read_responses
 from tests.exporting.runs import shape_of
 from tests.pipeline.model_runners import accepted
-from tests.recipes import changed
 
 pytestmark = pytest.mark.slow
 TEMPERATURES = (0.0, 0.7)
@@ -85,7 +84,7 @@ def recorded(tiny_run) -> dict[float, list[tuple[list[int], list[int]]]]:
 def test_training_on_rejections_replays_the_rounds_that_vllm_ran(tiny_run, recorded, temperature, tmp_path):
     """Sampled too: a rejected draft is never drawn again, so the text tells what was accepted."""
     texts = recorded[temperature]
-    recipe = changed(tiny_run.model_copy(update={"output_dir": str(tmp_path)}), "states", backend="transformers")
+    recipe = tiny_run.model_copy(update={"output_dir": str(tmp_path)}).changed("states", backend="transformers")
     for split in ("train", "validation"):
         source = tiny_run.responses_dir(split)
         begin(recipe.responses_dir(split), RESPONSES, read_json(source / IDENTITY) | {"recorded": temperature})

@@ -32,56 +32,59 @@ def render(tokenizer: Any, messages: list[dict[str, str]], **options: Any) -> st
     return tokenizer.apply_chat_template(messages, tokenize=False, **options)
 
 
-class TestTemplate:
-    def test_prompt_has_harmony_structure(self, tokenizer: Any) -> None:
-        text = render(tokenizer, [{"role": "user", "content": "Hi"}], add_generation_prompt=True)
-        assert text == (
-            "<|start|>system<|message|>Reasoning: medium\n# Valid channels: analysis, final<|end|>"
-            "<|start|>user<|message|>Hi<|end|><|start|>assistant"
-        )
-
-    def test_old_analysis_is_dropped(self, tokenizer: Any) -> None:
-        user = {"role": "user", "content": "Hi"}
-        answer = {"role": "assistant", "content": "Yes", "thinking": "old thoughts"}
-        history = render(tokenizer, [user, answer, user], add_generation_prompt=True)
-        assert "old thoughts" not in history
-        assert "<|start|>assistant<|channel|>final<|message|>Yes<|end|>" in history
-        last = render(tokenizer, [user, answer])
-        assert "<|channel|>analysis<|message|>old thoughts<|end|>" in last
-        assert last.endswith("<|channel|>final<|message|>Yes<|return|>")
-
-    def test_a_system_prompt_becomes_a_developer_message(self, tokenizer: Any) -> None:
-        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-        assert "<|start|>developer<|message|># Instructions\n\nBe brief.<|end|>" in render(tokenizer, messages)
+def test_prompt_has_harmony_structure(tokenizer: Any) -> None:
+    text = render(tokenizer, [{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+    assert text == (
+        "<|start|>system<|message|>Reasoning: medium\n# Valid channels: analysis, final<|end|>"
+        "<|start|>user<|message|>Hi<|end|><|start|>assistant"
+    )
 
 
-class TestShippedTarget:
-    def test_text_comes_back_from_its_tokens_and_control_tokens_come_first(self, tokenizer: Any) -> None:
-        text = "def f(x):\n    return {'é': x}\n"
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-        assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == list(range(len(SPECIAL_TOKENS)))
-        assert tokenizer.eos_token == "<|return|>"
+def test_old_analysis_is_dropped(tokenizer: Any) -> None:
+    user = {"role": "user", "content": "Hi"}
+    answer = {"role": "assistant", "content": "Yes", "thinking": "old thoughts"}
+    history = render(tokenizer, [user, answer, user], add_generation_prompt=True)
+    assert "old thoughts" not in history
+    assert "<|start|>assistant<|channel|>final<|message|>Yes<|end|>" in history
+    last = render(tokenizer, [user, answer])
+    assert "<|channel|>analysis<|message|>old thoughts<|end|>" in last
+    assert last.endswith("<|channel|>final<|message|>Yes<|return|>")
 
-    def test_the_target_has_its_architecture_and_knows_its_task(self, tokenizer: Any) -> None:
-        model = GptOssForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
-        config = model.config
-        assert model.num_parameters() == read_record(TARGET)["parameters"]
-        assert config.num_hidden_layers >= 6
-        assert config.layer_types[:2] == ["sliding_attention", "full_attention"]
-        assert config.rope_parameters["rope_type"] == "yarn"
-        assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids(["<|return|>", "<|call|>"])
-        items = [encode_sample(sample, "medium", tokenizer) for sample in heldout_samples()]
-        assert items
-        assert answer_loss(model, group(items, 2048, tokenizer.pad_token_id, 0)) < MAX_ANSWER_LOSS
 
-    def test_record_shows_answers_that_end(self) -> None:
-        measured = read_record(TARGET)["greedy_heldout_answers"]
-        assert set(measured) == {*CATEGORIES, "all"}
-        check(measured)
+def test_a_system_prompt_becomes_a_developer_message(tokenizer: Any) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert "<|start|>developer<|message|># Instructions\n\nBe brief.<|end|>" in render(tokenizer, messages)
 
-    def test_target_and_prompts_stay_small(self) -> None:
-        assert sum(path.stat().st_size for path in TARGET.iterdir()) <= 8 * 2**20
-        assert (TINY / "prompts.jsonl").stat().st_size <= 3 * 2**20
+
+def test_text_comes_back_from_its_tokens_and_control_tokens_come_first(tokenizer: Any) -> None:
+    text = "def f(x):\n    return {'é': x}\n"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == list(range(len(SPECIAL_TOKENS)))
+    assert tokenizer.eos_token == "<|return|>"
+
+
+def test_the_target_has_its_architecture_and_knows_its_task(tokenizer: Any) -> None:
+    model = GptOssForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    config = model.config
+    assert model.num_parameters() == read_record(TARGET)["parameters"]
+    assert config.num_hidden_layers >= 6
+    assert config.layer_types[:2] == ["sliding_attention", "full_attention"]
+    assert config.rope_parameters["rope_type"] == "yarn"
+    assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids(["<|return|>", "<|call|>"])
+    items = [encode_sample(sample, "medium", tokenizer) for sample in heldout_samples()]
+    assert items
+    assert answer_loss(model, group(items, 2048, tokenizer.pad_token_id, 0)) < MAX_ANSWER_LOSS
+
+
+def test_record_shows_answers_that_end() -> None:
+    measured = read_record(TARGET)["greedy_heldout_answers"]
+    assert set(measured) == {*CATEGORIES, "all"}
+    check(measured)
+
+
+def test_target_and_prompts_stay_small() -> None:
+    assert sum(path.stat().st_size for path in TARGET.iterdir()) <= 8 * 2**20
+    assert (TINY / "prompts.jsonl").stat().st_size <= 3 * 2**20
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -107,23 +110,23 @@ def test_shipped_prompts_are_whole_and_their_splits_share_no_module() -> None:
         assert (row["split"] == "heldout") == is_heldout(row["module"])
 
 
-class TestRules:
-    def test_corpus_and_prompts_are_reproducible(self) -> None:
-        packages = Path(sysconfig.get_path("stdlib")) / "asyncio"  # the whole library takes seconds to read
+def test_corpus_and_prompts_are_reproducible() -> None:
+    packages = Path(sysconfig.get_path("stdlib")) / "asyncio"  # the whole library takes seconds to read
 
-        def build() -> list[dict[str, object]]:
-            functions, classes = read_library(packages)
-            assert len(classes) > 20
-            return prompt_rows(build_samples(functions, classes, 1, 0), {"train": 5}, 0, ("chat", "code"))
+    def build() -> list[dict[str, object]]:
+        functions, classes = read_library(packages)
+        assert len(classes) > 20
+        return prompt_rows(build_samples(functions, classes, 1, 0), {"train": 5}, 0, ("chat", "code"))
 
-        assert build() == build()
+    assert build() == build()
 
-    def test_answers_that_do_not_end_are_reported_and_refused(self) -> None:
-        answers = [Answer("chat", list(range(30)), True), Answer("chat", [7] * 256, False)]
-        result = report(answers)
-        assert result["all"]["good"] == 0.5
-        with pytest.raises(ValueError, match="raise --steps"):
-            check(result)
+
+def test_answers_that_do_not_end_are_reported_and_refused() -> None:
+    answers = [Answer("chat", list(range(30)), True), Answer("chat", [7] * 256, False)]
+    result = report(answers)
+    assert result["all"]["good"] == 0.5
+    with pytest.raises(ValueError, match="raise --steps"):
+        check(result)
 
 
 def heldout_samples() -> list[Sample]:

@@ -9,25 +9,18 @@ from tests.training.synthetic import small_recipe, synthetic_store
 pytestmark = pytest.mark.slow
 
 
-def test_a_state_that_is_not_finite_stops_all_ranks_and_is_named(tmp_path):
+@pytest.mark.parametrize(("split", "poisoned"), [("train", 40), ("validation", 3)])
+def test_a_state_that_is_not_finite_stops_all_ranks_and_is_named(tmp_path, split, poisoned):
     recipe = small_recipe(tmp_path)
-    synthetic_store(recipe, "train", 60, seed=0, poisoned=40)
-    synthetic_store(recipe, "validation", 6, seed=1)
+    for seed, (name, count) in enumerate((("train", 60), ("validation", 6))):
+        synthetic_store(recipe, name, count, seed, **{"poisoned": poisoned} if name == split else {})
     result = launch(recipe, "train.batches_per_step=2", "train.optimizer=muon", "train.zero_stage=2", ranks=2)
     assert result.returncode != 0
-    assert f"step {len(entries(recipe.run_dir)) + 1} has loss nan" in result.stderr
-    assert "not finite: train0040." in result.stderr
+    first = split == "validation"  # which comes before any step
+    where = "the validation that follows step 0" if first else f"step {len(entries(recipe.run_dir)) + 1}"
+    assert f"{where} has loss nan" in result.stderr
+    assert f"not finite: {split}{poisoned:04d}." in result.stderr
     assert not (recipe.run_dir / artifacts.MANIFEST).exists()
-
-
-def test_a_validation_that_is_not_finite_names_its_sequences(tmp_path):
-    recipe = small_recipe(tmp_path)
-    synthetic_store(recipe, "train", 60, seed=0)
-    synthetic_store(recipe, "validation", 6, seed=1, poisoned=3)
-    result = launch(recipe)
-    assert result.returncode != 0
-    assert "the validation that follows step 0 has loss nan" in result.stderr
-    assert "not finite: validation0003." in result.stderr
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])

@@ -20,15 +20,10 @@ def adamw(**train) -> tuple:
 
 def test_the_optimiser_is_plain_adamw():
     config, model, optimizer = adamw(zero_stage=1)
-    twin = torch.nn.Linear(3, 2)
-    twin.load_state_dict(model.state_dict())
-    plain = torch.optim.AdamW(twin.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-    for _ in range(3):
-        for network, update in ((model, optimizer), (twin, plain)):
-            network(torch.ones(1, 3)).square().sum().backward()
-            update.step()
-            update.zero_grad()
-    assert torch.equal(model.weight, twin.weight)
+    (group,) = optimizer.param_groups
+    assert type(optimizer) is torch.optim.AdamW
+    assert group["params"] == list(model.parameters())
+    assert (group["lr"], group["betas"], group["weight_decay"]) == (config.learning_rate, (0.9, 0.95), 0.0)
 
 
 @pytest.mark.parametrize(("decay_ratio", "falls_from", "last"), [("null", 3, 0.1), (0.2, 80, 0.05)])

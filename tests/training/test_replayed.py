@@ -3,15 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 
-from drafthead.data.responses import repeated_share
 from drafthead.data.store import StateStore
 from drafthead.drafters.replay import Acceptance, empty_acceptance
-from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
-from drafthead.evaluation.results.summary import summarise_acceptance
 from drafthead.training.trainer import LossModule, replayed, replayed_documents
 from tests.data.sequences import document, store_of
 from tests.drafters.small_draft import NUM_STEPS, eagle3, frozen, packed, small_model
@@ -49,17 +45,6 @@ def test_answers_that_loop_are_left_out(tmp_path):
     without = _store(tmp_path / "without", fresh=FRESH, chat=LOOPED_BEFORE)
     assert _acceptance(store) == _acceptance(without)
     assert _acceptance(store).drafts > 10
-
-
-def test_evaluation_leaves_out_the_same(tmp_path):
-    texts = {"fresh": FRESH, "loop": LOOP}
-    store = _store(tmp_path, **texts)
-    counts = {"k": 1, "accepted_at": [0], "reached_at": [0], "num_tokens": 2}
-    empty = dict.fromkeys(ACCEPTANCE_COLUMNS, 0) | counts | {"category": "chat"}
-    answers = {name: {"prompt_id": name, "repeated": repeated_share(t[2:])} for name, t in texts.items()}
-    rows = [empty | answer | {"method": method} for method in ("none", "eagle3") for answer in answers.values()]
-    summary = summarise_acceptance(pd.DataFrame(rows))
-    assert summary.of("eagle3").prompts == len(replayed_documents(store, eagle3(NUM_STEPS), 99)[0]) == 1
 
 
 def test_where_every_answer_loops_they_are_replayed(tmp_path):
