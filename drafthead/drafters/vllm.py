@@ -20,7 +20,7 @@ from drafthead.drafters.base import DraftShape, draft_shape, parameter_shapes
 from drafthead.drafters.registry import drafter_of, parse_head
 from drafthead.files import foreign
 from drafthead.target.pieces import TargetPieces, TargetSpec
-from drafthead.target.rope import rope_parameters_of
+from drafthead.target.rope import check_computed, rope_parameters_of
 
 Config = dict[str, Any]
 # Sizes that have one name in the head section and in config.json.
@@ -139,6 +139,7 @@ class HeadFiles(ABC):
         # A head made elsewhere rotates and norms as its own config says, whatever the target's does.
         own = {key: served[key] for key in ("rms_norm_eps", "max_position_embeddings")}
         rope = rope_parameters_of(self.plain_form(config))
+        check_computed(rope)
         return replace(draft_shape(head, spec, ids), **own, rope_parameters=rope), tuple(ids)
 
     def exported_tensors(

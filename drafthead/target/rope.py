@@ -25,6 +25,20 @@ def rope_parameters_of(config: dict[str, Any]) -> dict[str, Any]:
     return parameters
 
 
+def check_computed(rope: dict[str, Any]) -> None:
+    """See that a head made elsewhere rotates in a way that training and vLLM compute alike.
+
+    Raises:
+        ValueError: it does not.
+    """
+    partly = [key for key in _NOT_A_HEADS if rope.get(key) not in (None, False, 1.0)]
+    if partly or rope["rope_type"] not in _ALIKE:
+        raise ValueError(
+            f"the head rotates by {rope}, of which {', '.join(partly) or rope['rope_type']} is not computed here; "
+            "measure it as it is, as a method of eval.methods"
+        )
+
+
 def head_rope(config: dict[str, Any], path: str) -> dict[str, Any]:
     """The rotary parameters of a head for the target with this config.json.
 

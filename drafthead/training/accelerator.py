@@ -37,6 +37,7 @@ def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str) -> An
 
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     accelerator = Accelerator(
+        mixed_precision="no",  # not what `accelerate config` once said: the precision stands in DeepSpeed's settings
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, model)),
         # Without a named backend, ranks on CPU each believe they are alone.
         kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=timedelta(minutes=30))],

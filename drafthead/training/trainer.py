@@ -300,15 +300,16 @@ class Trainer:
 
         A copy outside the engine computes: it needs no gathering.
         """
-        K, accelerator = self.drafter.num_positions, self.accelerator
+        accelerator, num_drafts = self.accelerator, self.recipe.eval.num_draft_tokens
         draft, config = frozen_copy(self.shape, weights, self.device, self.dtype), self.config
         module = LossModule(draft, config.objective, temperature=config.temperature)
         plan = plan_epoch(self.replayed, config.tokens_per_batch, 0, 0)
-        nothing = torch.zeros(K, dtype=torch.float32, device=self.device)
-        num_drafts = self.recipe.eval.num_draft_tokens
+        nothing = torch.zeros(num_drafts, dtype=torch.float32, device=self.device)
         sums = torch.zeros(3 + num_drafts, dtype=torch.float64)
         for windows in plan[accelerator.process_index :: accelerator.num_processes]:
-            batch = pack(self.inputs.validation, windows, self.drafter, whole_text=True).to(self.device, self.dtype)
+            batch = pack(self.inputs.validation, windows, self.drafter, whole_text=True)
+            # As many as are served: in a block that looks in both directions a draft reads those behind it.
+            batch = replace(batch, scored=batch.scored[:num_drafts]).to(self.device, self.dtype)
             scored = module(batch, self.target, nothing)
             drafts = scored.predictions.view(batch.scored.shape)
             found = replayed(drafts, self.target.target_ids, batch, num_drafts, self.recipe.eval.max_tokens)

@@ -10,8 +10,13 @@ import pytest
 import torch
 
 from drafthead import artifacts
+from drafthead.data.store import StateStore
+from drafthead.drafters.replay import empty_acceptance
+from drafthead.drafters.trained import best_checkpoint, read_checkpoint
 from drafthead.exporting.card import write_card
+from drafthead.exporting.check import choose_documents, replayed_rounds
 from drafthead.exporting.export import export_head
+from drafthead.target.pieces import load_target_spec
 from drafthead.training.trainer import train
 from tests.exporting.runs import list_files
 from tests.scripts import run_python
@@ -131,3 +136,16 @@ def test_a_finished_run_is_neither_repeated_nor_overwritten_by_another_configura
     with pytest.raises(artifacts.ArtifactError, match=r"train\.learning_rate: found 0\.003, wanted 0\.5"):
         train(finished_run.changed("train", learning_rate=0.5))
     assert {path: path.stat().st_mtime_ns for path in finished_run.run_dir.rglob("*")} == before
+
+
+def test_a_block_in_both_directions_is_validated_as_long_as_it_is_served(fresh_recipe):
+    """Three drafts in training and one served: its slot sees no others. The replay of an export check is the same."""
+    block = ("head.type=dflash", "head.mask_token_id=3000", "head.num_draft_positions=3", "head.causal=false")
+    recipe = fresh_recipe(*block, "eval.num_draft_tokens=1")
+    run(recipe, *block, "eval.num_draft_tokens=1")
+    source, store = read_checkpoint(best_checkpoint(recipe.run_dir)), StateStore(recipe.states_dir("validation"))
+    documents, _ = choose_documents(store, recipe, len(store), 100_000)
+    shape = source.shape(load_target_spec(recipe.target_path))
+    rounds = sum(replayed_rounds(recipe, store, documents, source.weights(), shape), empty_acceptance(1))
+    assert rounds.length > 1.2
+    assert source.state["acceptance_length"] == pytest.approx(rounds.length)
