@@ -60,6 +60,8 @@ def main() -> None:
             print(f"traffic: {len(sent.good)} of {len(sent.requests)} requests answered")
             for error in sorted({request.error for request in sent.requests if request.error}):
                 print(f"  not answered: {error}")
+            if requests and not sent.good:
+                raise ValueError(f"no request of {args.traffic} was answered; the reasons stand above")
 
 
 def roll_back(loop: Loop) -> None:
