@@ -57,13 +57,6 @@ def test_a_card_names_what_is_known_and_what_is_not(head):
     assert "None" not in text.replace("None has been stated", "")
 
 
-def test_the_prediction_is_of_the_draft_length_that_the_run_replayed(tmp_path):
-    write_run(recipe_at(tmp_path))
-    recipe = recipe_at(tmp_path, "eval.num_draft_tokens=1")
-    export_head(recipe, serve_check=False)
-    assert "checkpoint step_00000007 | 3 | 0 |" in write_card(recipe).read_text()
-
-
 def test_results_and_licence_appear_without_touching_the_artifact(head, tmp_path):
     before = (head.head_dir / artifacts.MANIFEST).read_bytes()
     licensed = recipe_at(tmp_path / "second", "export.license=apache-2.0")

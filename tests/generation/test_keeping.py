@@ -59,7 +59,8 @@ def test_every_response_of_the_data_is_a_sequence_with_its_mask(tmp_path: Path):
 
 
 def test_responses_that_are_missing_or_too_long_are_counted(tmp_path: Path):
-    recipe = mix(tmp_path, "engine.max_model_len=90", "responses.max_tokens=8", "eval.max_tokens=8")
+    short = ("engine.max_model_len=90", "responses.max_tokens=8", "eval.max_tokens=8")
+    recipe = mix(tmp_path, "prompts.validation=1", *short)
     write_chats(tmp_path / "chats.jsonl", answered=False)
     make_prompts(recipe)
     keep(recipe)

@@ -65,9 +65,10 @@ def test_patience_ends_a_run_that_no_longer_gains_whatever_stops_it_before(fresh
         forget_after(recipe.run_dir, step)
         assert "stopped: train.patience 2" in run(recipe, *options)
         assert losses(recipe.run_dir) == undisturbed
-    recipe = fresh_recipe(*options)
+    recipe = fresh_recipe(*options, "eval.num_draft_tokens=1")
     export_head(recipe, serve_check=False)
     card = write_card(recipe).read_text()
+    assert "checkpoint step_00000004 | 3 | 0 |" in card  # as the run replayed it
     assert f"12 of {counts['total_steps']}, stopped by a patience of 2 validations" in card
     assert "at the best checkpoint, step 4" in card
 
