@@ -15,6 +15,7 @@ told which head to load whenever it has another one. Captured text is copied int
 
 import json
 import logging
+import math
 import shutil
 import tempfile
 import time
@@ -194,7 +195,8 @@ class Loop:
                 state.reference = own[:first]
                 self.save()
             reference, enough = state.reference, first
-            later = [r for r in own if reference and r["at"] > reference[-1]["at"]]
+            end = max((r["at"] for r in reference), default=math.inf)
+            later = [r for r in own if r["at"] > end]
         few = len(reference) < enough
         if not few and reference != self._charted[0]:
             self._charted = reference, drift.charts_of(reference)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from drafthead.evaluation.results.levels import (
     summarise_serving,
 )
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_acceptance
-from drafthead.evaluation.workload import BASELINE, HEAD, NAMES, speculative_config
+from drafthead.evaluation.workload import BASELINE, HEAD, NAMES, head_of, method_of, speculative_config
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,10 @@ def _check_alike(offline: dict[str, Any], served: dict[str, Any]) -> None:
 
 def _check_head(recipe: Recipe, measured: str | None) -> None:
     """Only what was served is advised: a head that was exported anew since was not."""
-    if measured and (recipe.head_dir / MANIFEST).exists() and reference(read_manifest(recipe.head_dir)) != measured:
+    head = head_of(recipe, method_of(recipe, HEAD)) if measured else None
+    if head and (Path(head) / MANIFEST).exists() and reference(read_manifest(Path(head))) != measured:
         raise ArtifactError(
-            f"{recipe.head_dir} is not the head that was measured; move {recipe.results_dir} away, and run: "
+            f"{head} is not the head that was measured; move {recipe.results_dir} away, and run: "
             "python eval/head.py RECIPE"
         )
 
@@ -183,8 +185,8 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
             if not is_conversations(workload) or chosen.get(verdict.method, verdict.K) == verdict.K:
                 best.setdefault(verdict.method, verdict)
         chosen = chosen or {verdict.method: verdict.K for verdict in best.values()}
-        order = {v: (v.method == HEAD, v.method not in endpoints, *_gain(v, shares)) for v in best.values()}
-        found += sorted(order, key=order.__getitem__, reverse=True)
+        order = {v.method: (v.method == HEAD, v.method not in endpoints, *_gain(v, shares)) for v in best.values()}
+        found += [best[method] for method in sorted(best, key=order.__getitem__, reverse=True)]
     lead = [v for v in lost if v in found and v.method == found[0].method]
     return [*lead, *(v for v in found if v not in lead)]
 
