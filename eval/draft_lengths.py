@@ -12,7 +12,7 @@ import json
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
 from drafthead.engine.server import speculative_flag
-from drafthead.evaluation.decision.analysis import compare_schedule, fixed_lengths
+from drafthead.evaluation.decision.analysis import compare_schedule, fixed_length
 from drafthead.evaluation.decision.variants import (
     SCHEDULED,
     given_schedule,
@@ -43,7 +43,7 @@ def main() -> None:
                 f"K = {K} at every load: of the lengths that were served, no other is faster by a per cent at any "
                 f"batch of 1 to {last} requests. There is no schedule to serve."
             )
-            if pays(recipe, levels):
+            if pays(recipe, levels, K):
                 print(f"  {speculative_flag(speculative_config(recipe, HEAD, K))}")
             return
     levels = measure_schedule(recipe, schedule)
@@ -53,13 +53,13 @@ def main() -> None:
     print(f"\n{found.sentence()}. By requests in flight: {by_load or 'unknown'}.")
     print(f"The schedule against no speculation: {found.verdict.headline}.")
     name, K = (HEAD, found.against) if found.doubt else (SCHEDULED, found.verdict.K)
-    if name == SCHEDULED or pays(recipe, levels):
+    if name == SCHEDULED or pays(recipe, levels, K):
         print(f"  {speculative_flag(speculative_config(with_schedule(recipe, schedule), name, K))}")
 
 
-def pays(recipe: Recipe, levels: list[Level]) -> bool:
+def pays(recipe: Recipe, levels: list[Level], K: int) -> bool:
     """Whether a fixed draft length is to be served at all; prints the verdict."""
-    verdict = fixed_lengths(recipe, levels)
+    verdict = fixed_length(recipe, levels, K)
     print(f"K = {verdict.K} against no speculation: {verdict.headline} ({verdict.reason}).")
     return verdict.decision in (DEPLOY, UP_TO)
 

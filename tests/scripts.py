@@ -53,8 +53,10 @@ def wait_for(happened: Callable[[], Any], log: Path, *processes: subprocess.Pope
         log: what a process that ended says, or a pattern of the names of such files.
         processes: none of them may end before.
     """
+    deadline = time.monotonic() + 600
     while not happened():
         for process in processes:
+            assert time.monotonic() < deadline
             assert process.poll() is None, "\n".join(p.read_text()[-3000:] for p in log.parent.glob(log.name))
         time.sleep(0.02)
 

@@ -159,7 +159,7 @@ class Loop:
         oldest = state.reference_from if watching else min(state.reference_from, state.alarmed or state.reference_from)
         oldest = time.time() - self.recipe.adapt.retention_days * DAY_S if text else oldest
         before[:] = [r for r in [*before, *log.read()] if r["at"] >= oldest]
-        if not text:
+        if not text and watching and state.reference:
             del before[: -drift.WINDOW]
         return before
 

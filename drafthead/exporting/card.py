@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 
 from drafthead import artifacts
 from drafthead.config import Recipe
+from drafthead.data.prompts import noted_prompts
+from drafthead.data.responses import prompt_of, read_categories
 from drafthead.drafters.registry import drafter_of, parse_head
 from drafthead.engine.offline import needs_one_cache_group
 from drafthead.files import atomic_path, in_markdown
@@ -115,13 +117,16 @@ def _ancestors(run: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _data(recipe: Recipe, step: int) -> dict[str, Any] | None:
     """Counts and mix of what was trained on; None where the data has been moved away or the run is still going."""
-    responses, prompts = recipe.responses_dir("train") / artifacts.MANIFEST, recipe.prompts_dir / "train.parquet"
-    run = recipe.run_dir / artifacts.MANIFEST
-    if not responses.exists() or not prompts.exists() or not run.exists():
+    directory, prompts = recipe.responses_dir("train"), recipe.prompts_dir / "train.parquet"
+    responses, run = directory / artifacts.MANIFEST, recipe.run_dir / artifacts.MANIFEST
+    if not all(path.exists() for path in (responses, prompts.with_name(artifacts.MANIFEST), run)):
         return None
     made, manifest = artifacts.read_json(run), artifacts.read_json(responses)
     if manifest["identity"]["prompts"] != artifacts.reference(artifacts.read_manifest(recipe.prompts_dir)):
         return None  # drawn anew since
+    noted = noted_prompts(recipe.run_dir)
+    if noted is not None and not {prompt_of(name) for name in read_categories(directory)} <= noted:
+        return None  # and answered anew
     rows = pq.read_table(prompts, columns=["source", "category"]).to_pylist()
     mix = Counter((row["source"], row["category"]) for row in rows)
     epochs = made["identity"]["train"]["epochs"] * step / made["counts"]["total_steps"]

@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -172,7 +173,8 @@ def move_captured(recipe: Recipe, spec: TargetSpec, split: str, jobs: Sequence[S
             _move(source.path, job.path)
     for inside in sorted(directory.iterdir(), key=lambda path: path.name == IDENTITY):  # the claim last
         remove_aside(inside)
-    directory.rmdir()
+    with suppress(OSError):  # a link, or a network disk that keeps names of open files
+        directory.rmdir()
 
 
 def _move(source: Path, path: Path) -> None:

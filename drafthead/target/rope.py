@@ -12,7 +12,8 @@ from typing import Any
 # length, which training does not know.
 _ALIKE = ("default", "linear", "dynamic", "llama3", "yarn")
 _FULL = "full_attention"
-_NOT_A_HEADS = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
+_PARTIAL = "partial_rotary_factor"
+_NOT_A_HEADS = (_PARTIAL, "mrope_section", "mrope_interleaved")
 
 
 def rope_parameters_of(config: dict[str, Any]) -> dict[str, Any]:
@@ -22,6 +23,8 @@ def rope_parameters_of(config: dict[str, Any]) -> dict[str, Any]:
         parameters = dict(parameters[_FULL])
     parameters.setdefault("rope_type", parameters.pop("type", "default"))
     parameters.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    if _PARTIAL in config:
+        parameters.setdefault(_PARTIAL, config[_PARTIAL])
     return parameters
 
 

@@ -78,12 +78,11 @@ def train(recipe: Recipe) -> Path:
             artifacts.unclaim(recipe.run_dir)
         raise
     if first:
-        before = set() if inputs.start is None else noted_prompts(inputs.start.run_dir)
+        before = None if inputs.start is None else noted_prompts(inputs.start.run_dir)
         if inputs.start is not None:
             known = "not known" if before is None else "noted"
             logger.info("starting from %s; the prompts that it learned from are %s", recipe.train.init_from, known)
-        if before is not None:
-            write_trained_on(recipe.run_dir, before | inputs.prompt_ids)
+        write_trained_on(recipe.run_dir, inputs.prompt_ids | (before or set()))
     log = MetricsLog(trainer.accelerator, recipe.run_dir, trainer.state.step, trainer.total_steps)
     trainer.fit(log)
     if trainer.main:

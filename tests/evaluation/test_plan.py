@@ -6,7 +6,9 @@ from typing import get_args
 
 import pytest
 
+from drafthead.artifacts import ArtifactError
 from drafthead.config.evaluation import UNLISTED, Method
+from drafthead.evaluation.measuring import serving
 from drafthead.evaluation.measuring.acceptance import conditions
 from drafthead.evaluation.measuring.plan import WorkloadSpec, recipe_plan, served_recipe
 from drafthead.evaluation.measuring.presets import load_preset, preset_plan, preset_recipe
@@ -169,6 +171,15 @@ def test_a_workload_without_prompts_is_left_out_with_what_to_add(tmp_path):
     assert not nothing.runs
     with pytest.raises(ValueError, match="mlperf-gpt-oss, heldout: 600"):
         measure_serving(recipe, nothing, tmp_path)
+
+
+def test_what_another_machine_began_is_not_continued(tmp_path, monkeypatch):
+    serving._check_machine(tmp_path)
+    serving._check_machine(tmp_path)
+    made = serving.made_by()
+    monkeypatch.setattr(serving, "made_by", lambda: made | {"machine": "another, 8 CPUs"})
+    with pytest.raises(ArtifactError, match="machine: found .*, wanted 'another, 8 CPUs'"):
+        serving._check_machine(tmp_path)
 
 
 def test_public_heads_are_served_for_their_target_only(tmp_path):

@@ -17,6 +17,7 @@ from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, 
 from drafthead.evaluation.workload import speculative_config
 from tests.evaluation.rows import JUDGED, each, served, together
 from tests.recipes import tiny_recipe
+from tests.scripts import run_here
 
 SCHEDULE = [[1, 8, 3], [9, 64, 1]]
 
@@ -85,6 +86,20 @@ def test_it_is_served_beside_every_fixed_length_without_servers_of_others(tmp_pa
     other = "eval.endpoints=[{name: other, url: 'http://localhost:1', model: m}]"
     with pytest.raises(KeyboardInterrupt):
         measure_schedule(tiny_recipe(tmp_path, "eval.num_draft_tokens=[3,1]", other), SCHEDULE)
+
+
+@pytest.mark.parametrize(("K", "pays"), [(1, True), (3, False)])
+def test_a_length_that_loses_everywhere_is_not_to_be_served(tmp_path, monkeypatch, capsys, K, pays):
+    """Faster than no speculation at K = 1, slower at K = 3, of which the model has made its choice."""
+    settings = (f"output_dir={tmp_path}", "eval.num_draft_tokens=[3,1]", "eval.concurrency=[1,4]")
+    both = served(tiny_recipe(tmp_path), head_speed={1: 0.9, 4: 0.9}, prompts=96, lengths=(1, 3))
+    levels = summarise_serving(both, JUDGED)
+    monkeypatch.setattr("drafthead.evaluation.decision.variants.modelled_schedule", lambda _: ([[1, 64, K]], levels))
+    assert run_here("eval/draft_lengths.py", *settings) == 0
+    printed = capsys.readouterr().out
+    assert f"K = {K} at every load" in printed
+    assert ("--speculative-config" in printed) == pays
+    assert ("DO NOT DEPLOY" in printed) == (not pays)
 
 
 def test_nothing_is_served_that_compares_nothing(tmp_path):

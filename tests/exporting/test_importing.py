@@ -204,6 +204,7 @@ def other_tensor(name, value):
         (partial(edit_config, hidden_size=256), "hidden_size=256; .* 192"),
         (partial(edit_config, attention_bias=True), "attention_bias=True"),
         (partial(edit_config, rope_parameters={"partial_rotary_factor": 0.5}), "partial_rotary_factor is not computed"),
+        (partial(edit_config, partial_rotary_factor=0.5), "partial_rotary_factor is not computed"),
         (partial(edit_config, rope_parameters={"rope_type": "longrope"}), "longrope is not computed"),
         (partial(edit_config, num_attention_heads=None), "no key 'num_attention_heads'"),
     ],

@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,8 +46,8 @@ def _spec(recipe: Recipe):
 
 
 @pytest.fixture(scope="module")
-def passes(harvested: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Passes]:
-    """Single turns, and chats whose cut responses are dropped.
+def passes(harvested: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Passes]]:
+    """Single turns, and chats whose cut responses are dropped and whose store lies on another disk.
 
     Chats in float32: in bf16 another batch may send a token to other experts, and its row is another one.
     """
@@ -59,12 +61,16 @@ def passes(harvested: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[
         "single": Passes(with_one_pass(harvested, folder / "one"), harvested),
         "chats": Passes(with_one_pass(chats, folder / "one"), chats),
     }
+    elsewhere, states = tempfile.TemporaryDirectory(dir="/dev/shm"), found["chats"].one.states_dir("train").parent
+    states.parent.mkdir(parents=True, exist_ok=True)
+    states.symlink_to(elsewhere.name)
     stage.regenerate(chats)
     for each in found.values():
         stage.regenerate(each.one)
         harvest(each.one, run=never)
     harvest(chats)
-    return found
+    yield found
+    elsewhere.cleanup()
 
 
 def assert_same_states(one: Recipe, two: Recipe, split: str) -> None:

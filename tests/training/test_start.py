@@ -82,6 +82,9 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
     assert read_trained_on(exported, artifacts.read_manifest(exported)) == learned | {"of its ancestor"}
     card = write_card(recipe).read_text()
     assert f"started from `runs/elsewhere`, imported from `{head}`" in card
+    (exported / "training_prompts.json").write_text('{"ids": []}')
+    with pytest.raises(artifacts.ArtifactError, match=r"training_prompts.json is missing or not what"):
+        read_trained_on(exported, artifacts.read_manifest(exported))
 
     undisturbed = losses(recipe.run_dir)
     forget_after(recipe.run_dir, 16)
@@ -195,6 +198,8 @@ def test_the_vocabulary_is_chosen_again_from_the_new_text(ancestor):
     """The ancestor's is of random tokens; the run's covers its text, and keeps what the ancestor has otherwise."""
     recipe = started(ancestor)
     said = run(recipe, "train.init_from=runs/other")
+    assert "the prompts that it learned from are not known" in said
+    assert noted_prompts(recipe.run_dir) == open_inputs(recipe).prompt_ids  # its own are, whatever came before
     assert " covers 100.00% of generated tokens" in said
     before = load_file(ancestor.run_dir / "checkpoints/step_00000007/model.safetensors")["t2d"]
     after = load_file(max(recipe.run_dir.glob("checkpoints/*/model.safetensors")))["t2d"]

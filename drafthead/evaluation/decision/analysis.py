@@ -131,10 +131,11 @@ def compare_schedule(recipe: Recipe, schedule: Schedule, levels: list[Level]) ->
     return next(variant for variant in found if variant.verdict.method == SCHEDULED)
 
 
-def fixed_lengths(recipe: Recipe, levels: Sequence[Level]) -> Verdict:
-    """On the head at its best fixed draft length, over all prompts."""
+def fixed_length(recipe: Recipe, levels: Sequence[Level], K: int) -> Verdict:
+    """On the head at K draft tokens, over all prompts."""
     traffic = recipe.eval.traffic.model_copy(update={"workload": ALL})
-    return next(v for v in verdicts_of(recipe.changed("eval", traffic=traffic), levels) if v.method == HEAD)
+    own = [level for level in levels if (level.method, level.K) == (HEAD, K)]
+    return verdicts_of(recipe.changed("eval", traffic=traffic), own)[0]
 
 
 def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:

