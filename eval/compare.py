@@ -129,6 +129,7 @@ def main() -> None:
     ]
     recipes = {c: load_recipe(args.recipe, [*args.overrides, *c.overrides(recipe, args)]) for c in contestants}
     served = serving_overrides(recipe, recipes, args) if args.serve else []
+    load_recipe(args.recipe, [*args.overrides, *served])  # refused now, not when all heads are trained
     for contestant, own in recipes.items():
         if not (own.states_dir("validation") / MANIFEST).exists():
             for stage in ("prompts", "regenerate", "harvest"):
@@ -191,15 +192,17 @@ def serving_overrides(recipe: Recipe, recipes: dict[Contestant, Recipe], args: A
         if contestant.seed == args.seeds[0] and not contestant.control and servable(own):
             config = drafter_of(own.head).vllm.speculative_config(own.head_dir, 1)
             method, head, _ = (config.pop(key) for key in ("method", "model", "num_speculative_tokens"))
-            named = {"name": f"{contestant.kind}_l{contestant.layers}", "method": method, "head": head, "extra": config}
-            methods.append(named)
+            name = f"{contestant.kind}_l{contestant.layers}".replace("-", "_")  # no dash is in a method's name
+            methods.append({"name": name, "method": method, "head": head, "extra": config})
     if not methods:
         kinds = ", ".join(dict.fromkeys(contestant.kind for contestant in recipes))
         raise ValueError(f"--serve: vLLM serves no {kinds} head on a CPU; leave --serve out, or add another of --heads")
     served = [method["name"] for method in methods]
+    positions = "num_ttt_steps" if recipe.head.type == "eagle3" else "num_draft_positions"
     return [
         f"name={recipe.name}-served", f"data={recipe.data or recipe.name}", f"eval.methods={json.dumps(methods)}",
         f"eval.served={json.dumps(served)}", f"eval.num_draft_tokens={args.lengths}",
+        f"head.{positions}={max(args.lengths)}",  # of a head that is not served
     ]  # fmt: skip
 
 

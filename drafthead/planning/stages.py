@@ -168,7 +168,8 @@ class _Planner:
         place = recipe.directory()
         free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
         if on_disk > free:
-            notes.append(f"{place}: {size_text(free)} free; states.format=fp8 halves, states.spool_shards=32 bounds it")
+            halves = "" if recipe.states.format == "fp8" else "states.format=fp8 halves, "
+            notes.append(f"{place}: {size_text(free)} free; {halves}states.spool_shards=32 bounds it")
         if recipe.states.one_pass:
             boundaries = len(captured_ids(self.spec, recipe.target.aux_layer_ids))
             rows = train.tokens // train.sequences * recipe.responses.prompts_per_part * boundaries

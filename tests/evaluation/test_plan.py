@@ -173,6 +173,13 @@ def test_a_workload_without_prompts_is_left_out_with_what_to_add(tmp_path):
         measure_serving(recipe, nothing, tmp_path)
 
 
+def test_no_more_is_drafted_than_a_parallel_head_was_trained_for(tmp_path):
+    recipe = tiny_recipe(tmp_path, "head.type=dflash", "head.mask_token_id=9", "head.num_draft_positions=7")
+    plan = preset_plan(recipe, load_preset("techniques"))
+    assert {run.k for run in plan.runs if run.method == "eagle3"} == {1, 3, 5, 7}
+    assert "eagle3: K = 15: it was trained for 7" in plan.skipped
+
+
 def test_what_another_machine_began_is_not_continued(tmp_path, monkeypatch):
     serving._check_machine(tmp_path)
     serving._check_machine(tmp_path)

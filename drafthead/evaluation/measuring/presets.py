@@ -16,6 +16,7 @@ from drafthead.artifacts import MANIFEST
 from drafthead.config import Recipe
 from drafthead.config.evaluation import HEADS, Method, MethodConfig
 from drafthead.data.prompts import read_prompts
+from drafthead.drafters.config import ParallelHead
 from drafthead.evaluation.measuring.plan import Level, Plan, PlannedSweep, ServerRun, Sweep, abba
 from drafthead.evaluation.workload import BASELINE, HEAD, lacks, method_of
 from drafthead.section import Section
@@ -177,5 +178,8 @@ def _series(recipe: Recipe, sweep: PresetSweep) -> tuple[list[tuple[str, int]], 
                 missing = lacks(recipe, name)
                 skipped += [f"{name}: {missing}"] if missing else []
                 ks = entry.num_draft_tokens or recipe.eval.draft_tokens_of(method_of(recipe, name))
-                series += [(name, k) for k in ks if not missing]
+                # A head that fills several positions in one pass has none beyond those that it was trained for.
+                most = recipe.head.num_positions if name == HEAD and isinstance(recipe.head, ParallelHead) else max(ks)
+                skipped += [f"{name}: K = {k}: it was trained for {most}" for k in ks if k > most]
+                series += [(name, k) for k in ks if k <= most and not missing]
     return list(dict.fromkeys(series)), skipped
