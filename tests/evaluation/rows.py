@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from drafthead.artifacts import begin, finish
+from drafthead.artifacts import MANIFEST, begin, finish, read_json, reference
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS, REQUEST_COLUMNS, RUN_COLUMNS
@@ -93,9 +93,10 @@ def speed_at(longest: float, k: int) -> float:
 
 
 def _identity(recipe: Recipe) -> dict:
+    manifest = recipe.head_dir / MANIFEST
     return {
         "target": "data_gen/tiny/target", "target_fingerprint": "0" * 64,
-        "dtype": recipe.target.dtype, "head": "1" * 64,
+        "dtype": recipe.target.dtype, "head": reference(read_json(manifest)) if manifest.exists() else "1" * 64,
         "num_draft_tokens": K, "max_tokens": 192, "reasoning_effort": "medium",
         "engine": served_recipe(recipe).engine.model_dump(),
         "methods": [method.model_dump(include={"name", "method", "extra"}) for method in recipe.eval.methods],
