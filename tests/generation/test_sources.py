@@ -169,6 +169,25 @@ def test_a_missing_source_names_the_command_that_gets_it(name, no_network):
     assert f"hf download {hub} --repo-type dataset --include " in command if hub else "curl" in command
 
 
+def test_a_download_that_breaks_names_the_command(monkeypatch):
+    class BrokenError(Exception):
+        """As httpx2's, which are no OSError; some have no text."""
+
+    def fetch(*_, **__):
+        raise BrokenError
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    with pytest.raises(FileNotFoundError, match=r"sharegpt is not on this machine \(BrokenError\)[\s\S]*hf download"):
+        locate(PromptSource(name="sharegpt"))
+
+
+def test_hidden_files_of_a_folder_are_no_data(tmp_path):
+    for name in ("a.jsonl", "._a.jsonl", ".ipynb_checkpoints/a-checkpoint.jsonl", ".cache/huggingface/trees/c.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert find(tmp_path, ("*",)) == [tmp_path / "a.jsonl"]
+
+
 def test_the_hubs_cache_is_read_without_a_network(no_network):
     snapshot = cached_snapshot(no_network / "hub", "datasets--princeton-nlp--SWE-bench", "c0ffee") / "data"
     rows = PUBLISHED["swe-bench"].rows

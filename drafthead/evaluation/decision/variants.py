@@ -106,10 +106,11 @@ def compare_variants(recipe: Recipe, verdicts: Sequence[Verdict], levels: Sequen
         variant = Variant(verdict, first.method, best, change, by_load, "")
         schedule = method_of(recipe, verdict.method).extra.get(KEY)
         # Where conversations lead because the traffic may have some, it has other prompts, too.
-        others_say = [v for v in verdicts if v.method == verdict.method and not is_conversations(v.workload)][:1]
-        general = others_say if recipe.eval.traffic.workload is None and is_conversations(workload) else []
-        doubts = (f"{v.headline} on {v.workload} prompts" for v in general if v.decision != DEPLOY)
-        found.append(variant._replace(doubt=next(doubts, _doubt(variant, first, lost, schedule))))
+        doubt = _doubt(variant, first, lost, schedule)
+        if recipe.eval.traffic.workload is None and is_conversations(workload):
+            of_all = [v for v in verdicts if v.method == verdict.method and not is_conversations(v.workload)]
+            doubt = next((f"{v.headline} on {v.workload} prompts" for v in of_all[:1] if v.decision != DEPLOY), doubt)
+        found.append(variant._replace(doubt=doubt))
     return sorted(found, key=lambda variant: (bool(variant.doubt), -variant.change.value))
 
 
