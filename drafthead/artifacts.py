@@ -132,7 +132,7 @@ def _claimed(directory: Path, identity: dict[str, Any], thinned: bool) -> bool:
     # One listing: another process may claim the directory and fill it between two looks.
     names = [p.name for p in directory.iterdir() if not p.name.startswith(".")] if directory.exists() else []
     if not names:
-        write_json(path, wanted, several_writers=True)
+        write_json(path, wanted)
         return False
     if IDENTITY not in names:
         raise ArtifactError(
@@ -179,8 +179,7 @@ def finish(directory: Path, counts: dict[str, Any], lasting: bool = True) -> dic
     files = file_entries(directory, [name for name in listed if Path(name).name not in (IDENTITY, MANIFEST)])
     identity = read_json(directory / IDENTITY)
     manifest = {"identity": identity, "counts": counts, "files": files, "made_by": made_by()}
-    write_json(directory / MANIFEST, manifest, several_writers=True)
-    _remove_leftovers(directory)
+    write_json(directory / MANIFEST, manifest)
     locks.let_go(directory)
     return manifest
 
@@ -194,7 +193,7 @@ def file_entries(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]
 
 
 def _remove_leftovers(directory: Path) -> None:
-    """Delete temporary files of an identity or manifest that exists; see `several_writers` of `atomic_path`."""
+    """Delete temporary files of an identity or manifest that exists."""
     for name in (IDENTITY, MANIFEST):
         if (directory / name).exists():
             remove_leftovers(directory / name)

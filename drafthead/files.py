@@ -139,7 +139,7 @@ def sha256_file(path: Path) -> str:
 
 
 @contextmanager
-def atomic_path(path: Path, several_writers: bool = False, needed: int = 0) -> Iterator[Path]:
+def atomic_path(path: Path, needed: int = 0) -> Iterator[Path]:
     """A temporary name, synced and renamed to `path` when the block ends without an error.
 
     It lies in a hidden folder of its own beside `path`, because a library may write a temporary file beside the name
@@ -156,8 +156,8 @@ def atomic_path(path: Path, several_writers: bool = False, needed: int = 0) -> I
         DiskFullError: they are not, or the block found no room to write.
     """
     make_folder(path.parent)
-    if not several_writers:
-        remove_leftovers(path)
+    if shutil.disk_usage(path.parent).free < needed:
+        remove_leftovers(path)  # of a killed writer: now, not once this file is complete
     check_space(path, needed)
     # Random: writers on several machines have the same process ids.
     mark = secrets.token_hex(4)
@@ -173,13 +173,14 @@ def atomic_path(path: Path, several_writers: bool = False, needed: int = 0) -> I
             raise _disk_full(path, str(error)) from error
         mode = aside.stat().st_mode & 0o644  # as the umask allows
         os.replace(temporary, whole)
-        delete_folder(aside)
+        remove_aside(aside)
         whole.chmod(mode)  # some writers create files that only their owner can read
         sync(whole)
         os.replace(whole, path)
         sync(path.parent)
-    except FileNotFoundError:
-        if not (several_writers and path.exists()):
+        remove_leftovers(path)
+    except Exception:  # libraries differ in what they raise where a folder is gone
+        if aside.exists() or whole.exists() or not path.exists():
             raise
     finally:
         remove_aside(aside)
@@ -187,7 +188,7 @@ def atomic_path(path: Path, several_writers: bool = False, needed: int = 0) -> I
 
 
 def remove_leftovers(path: Path) -> None:
-    """Delete the temporary files that killed writers of `path` left beside it."""
+    """Delete the temporary files that other writers of `path`, or killed ones, have beside it."""
     for aside in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         remove_aside(aside)
 
@@ -230,9 +231,9 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, value: Any, several_writers: bool = False) -> None:
-    """Write a JSON file whole or not at all; `several_writers` as for `atomic_path`."""
-    with atomic_path(path, several_writers) as temporary:
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file whole or not at all."""
+    with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 

@@ -6,10 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from drafthead import artifacts
 from drafthead.artifacts import ArtifactError
-from drafthead.files import atomic_path, delete_folder, remove_leftovers, write_json
+from drafthead.files import atomic_path, delete_folder, write_json
 from tests.damage import half_written
 
 
@@ -75,14 +76,18 @@ def test_a_writer_removes_what_a_killed_one_left_aside_and_nothing_else(tmp_path
     assert set(tmp_path.iterdir()) == {others, tmp_path / ".shard-1.lock", tmp_path / "shard-1"}
 
 
-def test_a_writer_whose_file_another_one_has_written_and_cleared_is_content(tmp_path):
-    path = tmp_path / "identity.json"
-    with atomic_path(path, several_writers=True) as temporary:
-        temporary.write_text("same")
-        write_json(path, "same", several_writers=True)
-        remove_leftovers(path)
-    assert artifacts.read_json(path) == "same"
-    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "other", several_writers=True):
+@pytest.mark.parametrize("write", [lambda path: path.write_text("same"), lambda path: save_file({}, path)])
+def test_of_two_writers_the_later_one_does_not_stop_the_first(tmp_path, write):
+    path = tmp_path / "part"
+    with atomic_path(path) as first:
+        with atomic_path(path) as second:
+            assert first.parent.exists()
+            write(second)
+        write(first)
+    assert [*tmp_path.iterdir()] == [path]
+    with pytest.raises(FileNotFoundError), atomic_path(path):  # an error of its own
+        (tmp_path / "other").read_text()
+    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "other"):
         pass
 
 

@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import time
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -127,7 +128,11 @@ class Log:
 
     def _parse(self, line: bytes, path: Path) -> Record:
         try:
-            return json.loads(self.key.decrypt(line) if self.key else line)
+            record = json.loads(self.key.decrypt(line) if self.key else line)
+            # A reader keeps all that is retained: 4 bytes a token, where a list takes 36.
+            return record | {
+                name: array("i", record[name]) for name in ("prompt_ids", "response_ids") if name in record
+            }
         except (InvalidToken, ValueError):
             held = "another key" if self.key else "a key"
             raise CaptureError(

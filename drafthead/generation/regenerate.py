@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from tqdm import tqdm
 
-from drafthead.artifacts import ArtifactError, begin, finish, reference, require
+from drafthead.artifacts import IDENTITY, ArtifactError, begin, finish, read_json, reference, require
 from drafthead.config import Recipe
 from drafthead.data.prompts import KIND as PROMPTS
 from drafthead.data.prompts import Prompt, read_prompts
@@ -67,6 +67,13 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
     tokenizer = load_tokenizer(recipe, templated=True)
     day = template_day(recipe, tokenizer)
     dated = {"template_day": str(day)} if day else {}
+    for directory in map(recipe.responses_dir, SPLITS):
+        before = read_json(path).get("template_day") if (path := directory / IDENTITY).exists() else None
+        if day and before and before != str(day):
+            raise ArtifactError(
+                f"{directory} has responses to prompts that the chat template dates {before}, and those made anew are "
+                f"of {day}: give prompts.date={before} here and in every later command"
+            )
     unfinished = [
         split
         for split in SPLITS

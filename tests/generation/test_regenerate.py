@@ -1,5 +1,6 @@
 """The target's responses: token-exact, resumable by part, continued past the stop where acceptance is replayed."""
 
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,22 @@ def test_missing_prompts_and_layers_beyond_the_target_are_refused(tmp_path: Path
         stage.regenerate(small_recipe(tmp_path))
     with pytest.raises(ValueError, match=r"\[11\]"):
         stage.regenerate(small_recipe(tmp_path, "target.aux_layer_ids=[2,11]"))
+
+
+def test_prompts_of_another_day_say_how_the_responses_of_the_first_go_on(tmp_path: Path, target: Path):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    recipe = small_recipe(tmp_path, f"target.path={target}")
+    with (target / "chat_template.jinja").open("a") as file:
+        file.write("{# strftime_now #}")
+    make_prompts(recipe)
+    first = recipe.changed("prompts", date=date(2025, 8, 5))
+    for _ in range(2):  # the second time it goes on
+        with pytest.raises(KeyboardInterrupt):
+            stage.regenerate(first, run=interrupted)
+        with pytest.raises(ArtifactError, match="prompts.date=2025-08-05"):
+            stage.regenerate(recipe, run=interrupted)
 
 
 @pytest.mark.slow
