@@ -139,14 +139,13 @@ def main() -> None:
         raise ValueError("peers train eagle3 heads from their target, here in fp32: head.type, train.precision")
     with tempfile.TemporaryDirectory(prefix="drafthead-bench-") as directory, ExitStack() as stack:
         replay, plan = write_inputs(recipe, args, overrides, Path(directory))
-        courses = [
-            course
-            for name, variant in pairs
-            if {name, f"{name} {variant}"} & set(given)
-            and (course := start(name, variant, replay, Path(directory), args, stack)) is not None
-        ]
+        asked = [(name, variant) for name, variant in pairs if {name, f"{name} {variant}"} & set(given)]
+        loaded = [start(name, variant, replay, Path(directory), args, stack) for name, variant in asked]
+        courses = [course for course in loaded if course is not None]
         train(courses, replay, plan, Path(directory), args)
-        report(courses, plan, recipe, args)
+        report(courses, len(replay.documents), plan, recipe, args)
+    if len(courses) < len(asked) or any(course.player.entry.error for course in courses):
+        raise SystemExit(1)
 
 
 def write_inputs(
@@ -272,7 +271,9 @@ def check_start(courses: list[Course]) -> None:
             )
 
 
-def summarise(courses: list[Course], plan: Plan, recipe: Recipe, args: argparse.Namespace) -> dict[str, Any]:
+def summarise(
+    courses: list[Course], prompts: int, plan: Plan, recipe: Recipe, args: argparse.Namespace
+) -> dict[str, Any]:
     """Everything measured, as JSON."""
     store = StateStore(recipe.states_dir("train"))
     lengths = [len(store.tokens(i)[0]) for i in range(len(store))]
@@ -298,7 +299,7 @@ def summarise(courses: list[Course], plan: Plan, recipe: Recipe, args: argparse.
         })  # fmt: skip
     return {
         "target": args.target, "steps": len(plan.steps), "tokens": sum(tokens), "every": args.every,
-        "num_draft_tokens": recipe.eval.num_draft_tokens, "prompts": len(courses[0].points[0].drafts) if courses else 0,
+        "num_draft_tokens": recipe.eval.num_draft_tokens, "prompts": prompts,
         "threads": args.threads, "contestants": rows,
         "failed": {c.player.entry.name: c.player.entry.error for c in courses if c.player.entry.error},
         "made_by": made_by(),
@@ -311,9 +312,9 @@ def ahead(ours: Point, other: Point) -> Change:
     return length_change((drafts, accepted), others)
 
 
-def report(courses: list[Course], plan: Plan, recipe: Recipe, args: argparse.Namespace) -> None:
+def report(courses: list[Course], prompts: int, plan: Plan, recipe: Recipe, args: argparse.Namespace) -> None:
     """The table, and the file."""
-    summary = summarise(courses, plan, recipe, args)
+    summary = summarise(courses, prompts, plan, recipe, args)
     title = (
         f"acceptance length {args.target} at K = {summary['num_draft_tokens']}, {summary['steps']} steps of "
         f"{summary['tokens'] // summary['steps']} tokens, {summary['prompts']} prompts{few(summary['prompts'])}"

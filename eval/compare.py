@@ -1,7 +1,7 @@
 """Heads of every drafter, or of every variant of a recipe, trained for equally many tokens and compared.
 
     python eval/compare.py [RECIPE] --mask-token-id ID [--heads dflash eagle3 ...] [--layers 1 2] [--seeds 0] [--serve]
-    python eval/compare.py [RECIPE] --variants benchmarks/quality.yaml [--layers 1] [--no-control]
+    python eval/compare.py [RECIPE] --variants benchmarks/quality.yaml --heads recipe rate_1e-3 ... [--no-control]
 
 Each head is a recipe of its own, such as NAME-dflash_l2_s0, that differs in head and train.seed and uses the recipe's
 data, which is made first where it is missing. A file of variants has a name and overrides of the recipe per line; one
@@ -90,6 +90,17 @@ class Contestant:
             *(text for text in self.own if text != head), *self.data_overrides(recipe),
         ]  # fmt: skip
 
+    def recipe(self, recipe: Recipe, args: Any) -> Recipe:
+        """Its recipe, of the given one.
+
+        Raises:
+            ValueError: the variant does not fit the recipe, or --lengths.
+        """
+        try:
+            return load_recipe(args.recipe, [*args.overrides, *self.overrides(recipe, args)])
+        except ValueError as error:
+            raise ValueError(f"{self.kind} with --lengths {max(args.lengths)}: {error}") from error
+
     def data_overrides(self, recipe: Recipe) -> list[str]:
         """What makes the recipe of its data of the given one."""
         data = recipe.data or recipe.name
@@ -127,7 +138,7 @@ def main() -> None:
         for control in (False, True)
         if not control or (seed == args.seeds[0] and not args.no_control)
     ]
-    recipes = {c: load_recipe(args.recipe, [*args.overrides, *c.overrides(recipe, args)]) for c in contestants}
+    recipes = {c: c.recipe(recipe, args) for c in contestants}
     served = serving_overrides(recipe, recipes, args) if args.serve else []
     load_recipe(args.recipe, [*args.overrides, *served])  # refused now, not when all heads are trained
     for contestant, own in recipes.items():

@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--on-cpu", action="store_true", help="try --without-vllm where there is no GPU")
     options = parser.parse_args()
     checks, console = chosen(options.only), Console()
-    if not (torch.cuda.is_available() or options.list or options.on_cpu):
+    if not (torch.cuda.is_available() or options.list or (options.on_cpu and options.without_vllm)):
         raise SystemExit("gpu-check needs a CUDA GPU and torch finds none; --list shows what it would run")
     if options.without_vllm:
         import gpu_bare  # beside this file

@@ -220,9 +220,12 @@ class SpeculatorsTrainee:
         return torch.cat(drafts)
 
     def _backward(self, batch: list[dict[str, Tensor]]) -> None:
-        for sequence in batch:
+        tokens = [
+            sequence["loss_mask"].sum() for sequence in batch
+        ]  # its own batches are packed and weigh tokens alike
+        for sequence, own in zip(batch, tokens, strict=True):
             _, loss, _ = self._model(**sequence, **self._unroll)
-            (loss / len(batch)).backward()
+            (loss * own / sum(tokens)).backward()
 
 
 if __name__ == "__main__":
