@@ -118,15 +118,6 @@ def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = 
     return complete
 
 
-def outlived(directory: Path, *inputs: Path) -> dict[str, Any]:
-    """The identity of a complete artifact of which an input was deleted since; empty where it is not complete, or all
-    inputs are there.
-    """
-    if all(path.exists() for path in inputs) or not (directory / MANIFEST).exists():
-        return {}
-    return read_json(directory / IDENTITY)
-
-
 def unclaim(directory: Path) -> None:
     """Give up a directory in which nothing but the claim was written, so that another recipe may try."""
     locks.let_go(directory)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from drafthead.artifacts import MANIFEST, ArtifactError, digest, read_json, read_manifest, reference
+from drafthead.artifacts import ArtifactError, digest, read_json
 from drafthead.files import atomic_path, sha256_file, write_json
 
 Message = dict[str, Any]
@@ -132,27 +132,13 @@ def read_trained_on(directory: Path, manifest: dict[str, Any]) -> set[str] | Non
     path = directory / TRAINED_ON
     if not path.is_file() or sha256_file(path) != listed["sha256"]:
         raise ArtifactError(f"{path} is missing or not what the head's manifest lists; export the head again")
-    return set(read_json(path)["ids"])
+    return noted_prompts(directory)
 
 
-def noted_prompts(run_dir: Path, heads: Path) -> set[str] | None:
-    """Ids of the prompts behind a run's weights; None where they are not known.
-
-    Args:
-        run_dir: of the run.
-        heads: folder of exported heads. A run of an earlier version noted nothing, but the head from it may have.
-
-    Raises:
-        ArtifactError: the head's file is not the one that its manifest lists.
-    """
-    if (path := run_dir / TRAINED_ON).is_file():
-        return set(read_json(path)["ids"])
-    for head in (heads / run_dir.name, heads / f"{run_dir.name}-speculators"):
-        if (head / MANIFEST).is_file() and (run_dir / MANIFEST).is_file():
-            manifest = read_manifest(head)
-            if manifest["identity"].get("run") == reference(read_manifest(run_dir)):  # not of one of its name
-                return read_trained_on(head, manifest)
-    return None
+def noted_prompts(run_dir: Path) -> set[str] | None:
+    """Ids of the prompts behind a run's weights; None when there is no such file, where they are not known."""
+    path = run_dir / TRAINED_ON
+    return set(read_json(path)["ids"]) if path.is_file() else None
 
 
 # ---- One conversation, whatever its data set calls roles and texts ----

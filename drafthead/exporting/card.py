@@ -124,7 +124,7 @@ def _data(recipe: Recipe, step: int) -> dict[str, Any] | None:
     made, manifest = artifacts.read_json(run), artifacts.read_json(responses)
     if manifest["identity"]["prompts"] != artifacts.reference(artifacts.read_manifest(recipe.prompts_dir)):
         return None  # drawn anew since
-    noted = noted_prompts(recipe.run_dir, recipe.directory("heads"))
+    noted = noted_prompts(recipe.run_dir)
     if noted is not None and not {prompt_of(name) for name in read_categories(directory)} <= noted:
         return None  # and answered anew
     rows = pq.read_table(prompts, columns=["source", "category"]).to_pylist()

@@ -79,7 +79,7 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
         weights = source.weights()
         check_tensors(weights, shape)
         config = write_head(recipe, candidate, weights, shape, source.aux_layer_ids)
-        if (known := noted_prompts(source.run_dir, recipe.directory("heads"))) is not None:
+        if (known := noted_prompts(source.run_dir)) is not None:
             write_trained_on(candidate, known)
         else:
             log.info(f"{source.run_dir} does not say which prompts it learned from, so neither will the head")

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from drafthead import artifacts, locks
+from drafthead import locks
 from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, begin, finish, read_json, reference, require
 from drafthead.config import Recipe
 from drafthead.data.responses import KIND as RESPONSES
@@ -105,8 +105,9 @@ def claim(recipe: Recipe, spec: TargetSpec, split: str) -> bool:
         ArtifactError: responses are missing or come from another target, or the directory holds something else.
     """
     directory = recipe.responses_dir(split)
-    made_from = artifacts.outlived(recipe.states_dir(split), directory / IDENTITY).get("responses")
-    if made_from is None:
+    if (recipe.states_dir(split) / MANIFEST).exists() and not directory.exists():  # deleted since
+        made_from = read_json(recipe.states_dir(split) / IDENTITY).get("responses")
+    else:
         responses = require(directory, RESPONSES, _MAKE_RESPONSES, every_byte=True)
         made_by, target = target_names(responses["identity"]["target"], recipe, spec)
         if made_by != target:

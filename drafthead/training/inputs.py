@@ -32,7 +32,7 @@ from drafthead.target.pieces import TargetSpec, recipe_spec, target_identity, ta
 from drafthead.target.tokenizer import special_tokens
 from drafthead.training.rejection import rejection_of
 
-_HARVEST, _REGENERATE = "python data_gen/harvest.py RECIPE", "python data_gen/regenerate.py RECIPE"
+_HARVEST = "python data_gen/harvest.py RECIPE"
 _RECORD = "started_from"
 _IMPORT = "python export/import_head.py RECIPE name=OTHER --head"
 
@@ -76,8 +76,14 @@ def open_inputs(recipe: Recipe) -> Inputs:
     online = recipe.states.spool_shards is not None
     train, made_train, train_reference = (_open_spool if online else _open_store)(recipe, "train")
     validation, made_validation, validation_reference = _open_store(recipe, "validation")
-    _check_states(recipe, spec, "train", made_train)
-    _check_states(recipe, spec, "validation", made_validation)
+    for split, made in (("train", made_train), ("validation", made_validation)):
+        found_target, target = target_names(made["target"], recipe, spec)
+        wanted = {
+            "target": target, "aux_layer_ids": list(recipe.target.aux_layer_ids), "format": recipe.states.format,
+            "prompt_loss": recipe.states.prompt_loss,
+        }  # fmt: skip
+        found = {"prompt_loss": False, **{name: made[name] for name in wanted if name in made}, "target": found_target}
+        _check_fits(recipe.states_dir(split), found, wanted)
     states = {"train": train_reference, "validation": validation_reference}
     identity = _identity(recipe, spec, states) | (_start_identity(recipe, start) if start else {})
     return Inputs(spec, train, validation, identity, start)
@@ -95,36 +101,21 @@ def _identity(recipe: Recipe, spec: TargetSpec, states: dict[str, Any]) -> dict[
     }
 
 
-def outlived_inputs(recipe: Recipe) -> dict[str, Any]:
-    """The identity of a complete run of which states, responses or start were deleted since, to be compared with its
-    own; of what is gone it has what the run noted. Empty for every other run.
-
-    Raises:
-        ArtifactError, ValueError: as `open_inputs`, of what is left.
+def outlived_inputs(recipe: Recipe) -> dict[str, Any] | None:
+    """The identity of this recipe's run by what a complete one noted, where states, responses or start were deleted
+    since; None of every other run.
     """
-    given, online = recipe.train.init_from, recipe.states.spool_shards is not None
-    start, responses = recipe.directory(given or ""), recipe.responses_dir("train")
-    made_from = {split: recipe.states_dir(split) / artifacts.IDENTITY for split in ("train", "validation")}
-    texts = responses / artifacts.IDENTITY
-    found = artifacts.outlived(recipe.run_dir, *made_from.values(), start, *([texts] if online else []))
-    states = dict(found.get("states", {}))
-    if not isinstance(states.get("train"), dict if online else str):
-        return {}
-    spec = recipe_spec(recipe)
-    for split, path in made_from.items():
-        if split == "train" and online:
-            made = artifacts.read_json(path) if path.exists() else states[split]
-            states[split] = made = {**made, **spools.terms(recipe)}
-            if texts.exists():
-                made["responses"] = artifacts.reference(artifacts.require(responses, RESPONSES, _REGENERATE))
-        elif path.exists():
-            _, made, states[split] = _open_store(recipe, split)
-        else:
-            continue
-        _check_states(recipe, spec, split, made)
-    noted = {key: found[key] for key in (_RECORD, *OWN) if key in found}
-    source = find_start(recipe, spec) if start.exists() else None
-    return _identity(recipe, spec, states) | (_start_identity(recipe, source) if source else noted)
+    inputs = [
+        recipe.states_dir("train"),
+        recipe.states_dir("validation"),
+        recipe.directory(recipe.train.init_from or ""),
+    ]
+    inputs += [recipe.responses_dir("train")] if recipe.states.spool_shards is not None else []
+    if all(path.exists() for path in inputs) or not (recipe.run_dir / artifacts.MANIFEST).exists():
+        return None
+    noted = artifacts.read_json(recipe.run_dir / artifacts.IDENTITY)
+    start = {key: noted[key] for key in (_RECORD, *OWN) if key in noted}
+    return _identity(recipe, recipe_spec(recipe), noted.get("states", {})) | start
 
 
 @dataclass(frozen=True)
@@ -229,7 +220,7 @@ def _open_spool(recipe: Recipe, split: str) -> tuple[States, dict[str, Any], dic
     directory, responses_dir = recipe.states_dir(split), recipe.responses_dir(split)
     _wait_for_harvester(directory / artifacts.IDENTITY)
     identity = artifacts.read_json(directory / artifacts.IDENTITY)
-    responses = artifacts.require(responses_dir, RESPONSES, _REGENERATE)
+    responses = artifacts.require(responses_dir, RESPONSES, "python data_gen/regenerate.py RECIPE")
     wanted = {"kind": spools.KIND, **spools.terms(recipe), "responses": artifacts.reference(responses)}
     _check_fits(directory, {name: identity.get(name) for name in wanted}, wanted)
     texts = ResponseTokens(responses_dir, recipe.states.learns_prompts(split))
@@ -239,16 +230,6 @@ def _open_spool(recipe: Recipe, split: str) -> tuple[States, dict[str, Any], dic
 
 def _wait_for_harvester(path: Path) -> None:
     wait_until(path.exists, f"the harvester to write {path}; if it is not running: {_HARVEST}")
-
-
-def _check_states(recipe: Recipe, spec: TargetSpec, split: str, made: dict[str, Any]) -> None:
-    found_target, target = target_names(made["target"], recipe, spec)
-    wanted = {
-        "target": target, "aux_layer_ids": list(recipe.target.aux_layer_ids), "format": recipe.states.format,
-        "prompt_loss": recipe.states.prompt_loss,
-    }  # fmt: skip
-    found = {"prompt_loss": False, **{name: made[name] for name in wanted if name in made}, "target": found_target}
-    _check_fits(recipe.states_dir(split), found, wanted)
 
 
 def _check_fits(directory: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:

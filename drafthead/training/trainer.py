@@ -66,7 +66,7 @@ def train(recipe: Recipe) -> Path:
         logging.getLogger("drafthead").setLevel(logging.WARNING)
     accumulation_steps(recipe.train)  # a number of ranks that cannot share a step is refused before anything is read
     if (rest := outlived_inputs(recipe)) and artifacts.begin(recipe.run_dir, RUN, rest, thinned=True, alone=first):
-        logger.info("%s is complete, though what it was made from is gone; nothing to do", recipe.run_dir)
+        logger.info("%s is complete, and what it was made from is gone; nothing to do", recipe.run_dir)
         return recipe.run_dir
     inputs = open_inputs(recipe)
     if artifacts.begin(recipe.run_dir, RUN, inputs.identity, thinned=True, alone=first):
@@ -81,7 +81,7 @@ def train(recipe: Recipe) -> Path:
             artifacts.unclaim(recipe.run_dir)
         raise
     if first:
-        before = None if inputs.start is None else noted_prompts(inputs.start.run_dir, recipe.directory("heads"))
+        before = None if inputs.start is None else noted_prompts(inputs.start.run_dir)
         if inputs.start is not None:
             known = "not known" if before is None else "noted"
             logger.info("starting from %s; the prompts that it learned from are %s", recipe.train.init_from, known)

@@ -28,7 +28,7 @@ from drafthead.training.trainer import LossModule, train
 from tests.damage import edit_config
 from tests.exporting.runs import random_weights, shape_of, write_random_head, write_run
 from tests.training.launching import entries, forget_after, losses, run
-from tests.training.synthetic import claim_spool, small_recipe, synthetic_sequences, synthetic_store
+from tests.training.synthetic import small_recipe
 
 CPU = torch.device("cpu")
 
@@ -51,7 +51,7 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
     """Train, export, import, start from it: the same weights to the last bit, and a record of where they came from."""
     first, second = run_factory("first"), run_factory("second")
     shutil.copytree(finished_run.run_dir, first.run_dir)
-    learned = noted_prompts(first.run_dir, first.directory("heads"))
+    learned = noted_prompts(first.run_dir)
     assert learned == {name for split in ("train", "validation") for name in StateStore(first.states_dir(split)).ids}
     write_trained_on(first.run_dir, learned | {"of its ancestor"})
     artifacts.finish(first.run_dir, artifacts.read_manifest(first.run_dir)["counts"])
@@ -199,8 +199,7 @@ def test_the_vocabulary_is_chosen_again_from_the_new_text(ancestor):
     recipe = started(ancestor)
     said = run(recipe, "train.init_from=runs/other")
     assert "the prompts that it learned from are not known" in said
-    own = open_inputs(recipe).prompt_ids  # are noted, whatever came before
-    assert noted_prompts(recipe.run_dir, recipe.directory("heads")) == own
+    assert noted_prompts(recipe.run_dir) == open_inputs(recipe).prompt_ids  # its own are, whatever came before
     assert " covers 100.00% of generated tokens" in said
     before = load_file(ancestor.run_dir / "checkpoints/step_00000007/model.safetensors")["t2d"]
     after = load_file(max(recipe.run_dir.glob("checkpoints/*/model.safetensors")))["t2d"]
@@ -260,46 +259,3 @@ def test_a_deep_head_begins_as_its_first_block(kind, fresh_recipe):
     with_loss = batch.scored[:3].flatten()
     found = [model.head_rows(batch, pieces.embed_tokens.float(), 3).states[with_loss] for model in (deep, shallow)]
     torch.testing.assert_close(*found)
-
-
-def completed(recipe: Recipe) -> Recipe:
-    """With a complete run that took no step."""
-    artifacts.begin(recipe.run_dir, "run", open_inputs(recipe).identity)
-    artifacts.finish(recipe.run_dir, {})
-    return recipe
-
-
-def test_a_finished_run_outlives_what_it_started_from(ancestor):
-    recipe = completed(started(ancestor))
-    shutil.rmtree(ancestor.run_dir)
-    assert train(recipe) == recipe.run_dir
-    write_run(ancestor, random_weights(shape_of(ancestor), seed=1))
-    with pytest.raises(artifacts.ArtifactError, match=r"started_from\.weights"):
-        train(recipe)
-
-
-def test_a_finished_run_outlives_its_spool(tmp_path):
-    online = ("states.spool_shards=4", "states.sequences_per_shard=6")
-    recipe = small_recipe(tmp_path, *online)
-    synthetic_store(recipe, "validation", 6, seed=1)
-    claim_spool(recipe, synthetic_sequences(recipe, "train", 12, seed=0))
-    completed(recipe)
-    shutil.rmtree(recipe.responses_dir("train"))
-    assert train(recipe) == recipe.run_dir
-    shutil.rmtree(recipe.states_dir("train"))
-    assert train(recipe) == recipe.run_dir
-    for changed in (small_recipe(tmp_path, *online, "states.sequences_per_shard=4"), small_recipe(tmp_path)):
-        with pytest.raises(artifacts.ArtifactError, match=r"sequences_per_shard: found 6, wanted 4|does not exist"):
-            train(changed)
-
-
-def test_the_prompts_behind_a_run_of_before_are_those_of_its_head(ancestor):
-    write_trained_on(ancestor.run_dir, {"a", "b"})
-    export_head(ancestor, serve_check=False)
-    (ancestor.run_dir / "training_prompts.json").unlink()
-    assert noted_prompts(ancestor.run_dir, ancestor.directory("heads")) == {"a", "b"}
-    export_head(second := ancestor.changed("export", format="speculators"), serve_check=False)
-    assert read_trained_on(second.head_dir, artifacts.read_manifest(second.head_dir)) == {"a", "b"}
-    shutil.rmtree(ancestor.run_dir)
-    write_run(ancestor, random_weights(shape_of(ancestor), seed=1))  # trained again since
-    assert noted_prompts(ancestor.run_dir, ancestor.directory("heads")) is None
