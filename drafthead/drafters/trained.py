@@ -34,7 +34,7 @@ class Checkpoint:
     Attributes:
         path: its directory, in `checkpoints/` of a run.
         run_dir: of that run.
-        state: step, predicted acceptance and learning so far.
+        state: step and predicted acceptance, which is None where this step was not validated.
         run: the run's identity: what the head was trained on and how.
         reference: of the whole run; None while it is still going.
     """
@@ -125,4 +125,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         )
     whole = (run_dir / artifacts.MANIFEST).exists()
     reference = artifacts.reference(artifacts.require(run_dir, RUN, _TRAIN, thinned=True)) if whole else None
-    return Checkpoint(path, run_dir, artifacts.read_json(path / STATE_FILE), run, reference)
+    state = artifacts.read_json(path / STATE_FILE)
+    if not state.get("measured", True):  # what it carries is of weights some steps before, for the run that resumes
+        state |= {"acceptance_length": None, "prompts": 0}
+    return Checkpoint(path, run_dir, state, run, reference)

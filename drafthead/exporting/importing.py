@@ -24,6 +24,7 @@ from drafthead.target.files import INDEX, local_files, read_index
 from drafthead.target.pieces import check_aux_layer_ids, load_pieces, load_target_spec, target_identity
 
 _STATE = {"step": 0, "acceptance_length": None}  # what export and train.init_from read; nothing was trained here
+_HEAD = "the head"  # in messages of what else reads the files of targets
 _MASK = "mask_embedding.pt"  # vLLM reads it in place of the mask token's row
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _ANOTHER = "Fetch the head again, or give one of head.type for this target"
@@ -101,10 +102,10 @@ def read_public_head(path: str, revision: str | None = None) -> tuple[Path, dict
         FileNotFoundError: there is no config.json, or no tensors at all.
         ValueError: a file is damaged, the tensors are pickled, or there is an embedding of the mask token beside them.
     """
-    directory = local_files(path, revision, ("config.json",))
-    local_files(path, revision, (MODEL_FILE, INDEX, _MASK), optional=True)
+    directory = local_files(path, revision, ("config.json",), what=_HEAD)
+    local_files(path, revision, (MODEL_FILE, INDEX, _MASK), optional=True, what=_HEAD)
     if (directory / INDEX).is_file():
-        local_files(path, revision, sorted(set(read_index(directory / INDEX).values())))
+        local_files(path, revision, sorted(set(read_index(directory / INDEX).values())), what=_HEAD)
     if (directory / _MASK).is_file():
         raise ValueError(
             f"{directory / _MASK} is an embedding of the mask token, which an imported head would lose; measure the "

@@ -25,7 +25,9 @@ class _Index(BaseModel):
     weight_map: dict[str, Annotated[str, Field(pattern=r"^[^/\\]+$")]]  # files beside it
 
 
-def local_files(path: str, revision: str | None, names: Sequence[str], optional: bool = False) -> Path:
+def local_files(
+    path: str, revision: str | None, names: Sequence[str], optional: bool = False, what: str = "target"
+) -> Path:
     """The directory that holds `names`, fetched from the hub when `path` is no directory.
 
     Args:
@@ -33,17 +35,18 @@ def local_files(path: str, revision: str | None, names: Sequence[str], optional:
         revision: of a hub id.
         names: file names.
         optional: do not insist that they exist.
+        what: it is, for messages.
 
     Raises:
         FileNotFoundError: a file is missing here, or can neither be found in the cache nor downloaded.
     """
     directory = Path(path)
     if not directory.is_dir():
-        directory = _from_hub(path, revision, tuple(names), optional)
+        directory = _from_hub(path, revision, tuple(names), optional, what)
     missing = [name for name in names if not (directory / name).is_file()]
     if missing and not optional:
         raise FileNotFoundError(
-            f"target {path} has no {', '.join(missing)} (looked in {directory}): "
+            f"{what} {path} has no {', '.join(missing)} (looked in {directory}): "
             "give the directory of a whole safetensors checkpoint"
         )
     return directory
@@ -107,12 +110,12 @@ def read_index(path: Path) -> dict[str, str]:
         return _Index.model_validate_json(path.read_bytes()).weight_map
 
 
-def _from_hub(path: str, revision: str | None, names: tuple[str, ...], optional: bool) -> Path:
+def _from_hub(path: str, revision: str | None, names: tuple[str, ...], optional: bool, what: str) -> Path:
     from huggingface_hub import snapshot_download, try_to_load_from_cache  # lazily: a local target needs no hub client
     from huggingface_hub.errors import HFValidationError
 
     neither = FileNotFoundError(
-        f"target {path} does not exist: give a directory with config.json, or a hub id such as openai/gpt-oss-120b"
+        f"{what} {path} does not exist: give a directory with config.json, or a hub id such as openai/gpt-oss-120b"
     )
     if "/" not in path:  # an id without an owner is rather a folder that is not here
         raise neither
@@ -132,7 +135,7 @@ def _from_hub(path: str, revision: str | None, names: tuple[str, ...], optional:
             return cached
         at = f" at revision {revision}" if revision else ""
         raise FileNotFoundError(
-            f"{', '.join(names)} of {path}{at} are not in the cache and cannot be downloaded "
-            f"({type(error).__name__}): run `hf download {path} {' '.join(names)}` where there is a network (without "
-            "the names: the whole model), or give a directory"
+            f"{', '.join(names)} of {path}{at}, which is no directory here, are not in the cache and cannot be "
+            f"downloaded ({type(error).__name__}): run `hf download {path} {' '.join(names)}` where there is a network "
+            "(without the names: the whole model), or give a directory"
         ) from error

@@ -48,12 +48,13 @@ class TrainState:
         step: optimiser steps done.
         world_size: ranks that wrote the checkpoint.
         zero_stage: of the run.
-        acceptance_length: predicted on the validation split at this step.
+        acceptance_length: predicted on the validation split when it last ran.
         acceptance_per_position: joint prefix acceptance of draft tokens 1..K, likewise.
         best_step: step of the best checkpoint so far.
         best_acceptance_length: its predicted acceptance length.
         prompts, looping: validation responses that it was predicted on, and whether all of them loop.
         without_rise: validations since the best one.
+        measured: the acceptance is of this step; False where the checkpoint was written between two validations.
     """
 
     step: int
@@ -66,6 +67,7 @@ class TrainState:
     prompts: int = 0
     looping: bool = False
     without_rise: int = 0
+    measured: bool = True
 
 
 def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weights: dict[str, Tensor]) -> None:

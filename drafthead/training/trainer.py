@@ -41,7 +41,7 @@ from drafthead.target.pieces import FrozenTarget, frozen_target, load_pieces
 from drafthead.training import checkpoint
 from drafthead.training.accelerator import accumulation_steps, build_accelerator, check_ranks
 from drafthead.training.feed import Feed, Prefetch, SpoolFeed
-from drafthead.training.inputs import Inputs, Survey, draft_vocabulary, open_inputs, survey
+from drafthead.training.inputs import Inputs, Survey, draft_vocabulary, open_inputs, outlived_inputs, survey
 from drafthead.training.metrics import MetricsLog, StepMetrics, Validation, peak_memory_gib, start_tracker
 from drafthead.training.optimizer import build_optimizer, gradient_norm, schedule
 from drafthead.training.rejection import rejection_loss, rejection_of
@@ -65,6 +65,9 @@ def train(recipe: Recipe) -> Path:
     if not first:  # nor do all of them tell what happens
         logging.getLogger("drafthead").setLevel(logging.WARNING)
     accumulation_steps(recipe.train)  # a number of ranks that cannot share a step is refused before anything is read
+    if (rest := outlived_inputs(recipe)) and artifacts.begin(recipe.run_dir, RUN, rest, thinned=True, alone=first):
+        logger.info("%s is complete, and what it was made from is gone; nothing to do", recipe.run_dir)
+        return recipe.run_dir
     inputs = open_inputs(recipe)
     if artifacts.begin(recipe.run_dir, RUN, inputs.identity, thinned=True, alone=first):
         logger.info("%s is complete; nothing to do", recipe.run_dir)
@@ -135,6 +138,8 @@ class LossModule(nn.Module):
             weight, ids = self.draft.head_weight, target.target_ids
             scored = rejection_loss(served, weight, teacher, scale, self.objective, self.rejection, batch, ids)
         give_back(rows.states)
+        # No objective shows every lse that is not finite, and some lose it in a minimum; these sums end the run.
+        scored = scored._replace(position_sums=scored.position_sums + 0 * batch.lse.sum())
         confidence = self.draft.confidence(rows)
         if confidence is None:
             return scored
@@ -286,7 +291,7 @@ class Trainer:
         from accelerate.utils import gather_object
 
         read = (store[document] for document in documents)
-        bad = [s.id for s in read if not all(part.isfinite().all() for part in (*s.aux.values(), s.last_hidden))]
+        bad = [s.id for s in read if not all(part.isfinite().all() for part in (*s.aux.values(), s.last_hidden, s.lse))]
         names = ", ".join(sorted(set(gather_object(bad))))
         raise FloatingPointError(
             f"{what}, and is not kept. Sequences whose stored states are not finite: {names or 'none'}. Harvest them "
@@ -327,7 +332,7 @@ class Trainer:
 
     def save(self, step: int, weights: dict[str, Tensor], measured: bool = False) -> None:
         """Write a checkpoint, note whether it is the best of those that were measured, and apply retention."""
-        state = replace(self.state, step=step, world_size=self.accelerator.num_processes)
+        state = replace(self.state, step=step, world_size=self.accelerator.num_processes, measured=measured)
         if measured:
             # Too few prompts decide nothing: the newest checkpoint counts as the best.
             rises = state.best_step == 0 or not state.acceptance_length <= state.best_acceptance_length

@@ -5,15 +5,18 @@ import shutil
 import time
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from drafthead.adapting import drift
 from drafthead.adapting.capture import Log
 from drafthead.adapting.control import folder
 from drafthead.adapting.history import write_history
-from drafthead.adapting.loop import Head, Loop, in_memory, run_loop
+from drafthead.adapting.loop import SERVED, Head, Loop, in_memory, run_loop
 from drafthead.artifacts import begin, finish
 from drafthead.config import load_recipe
+from drafthead.config.evaluation import OWN
+from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS, write_rows
 from tests.adapting.records import captured, requests, write
 from tests.recipes import tiny_recipe
 
@@ -167,6 +170,24 @@ def test_real_requests_decide_after_the_replay(loop, trial_requests, needed, ser
     write(folder(loop.recipe) / "counts", rows[:1])
     loop.step()
     assert (loop.served.name, state.phase, state.probation, state.history[-1]["event"]) == wanted
+
+
+@pytest.mark.parametrize("looping", [SERVED, OWN])
+def test_prompts_whose_response_loops_on_either_side_are_not_compared(loop, monkeypatch, looping):
+    """Where it does not, the candidate gains; where it does, it loses far more."""
+    loop.state.phase, loop.state.cycle = "compare", 1
+    results = loop.candidate.results_dir / "acceptance"
+    rows = [
+        dict.fromkeys(ACCEPTANCE_COLUMNS, 0)
+        | {"method": method, "prompt_id": str(i), "category": "chat", "drafts": 20, "accepted": accepted + i % 3}
+        | {"repeated": 0.8 * (i < 20 and method == looping)}
+        for method, one, other in ((SERVED, 59, 20), (OWN, 5, 30))
+        for i, accepted in enumerate([one] * 20 + [other] * 20)
+    ]
+    write_rows(pd.DataFrame(rows), results / "method-all.parquet")
+    monkeypatch.setattr("drafthead.adapting.loop.run_script", lambda script, arguments: None)
+    loop.step()
+    assert loop.state.phase == "trial"
 
 
 def test_the_stages_understand_any_name_of_a_folder(loop):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from drafthead.adapting.control import Control, folder, read_traffic
+from drafthead.artifacts import begin, finish
 from tests.engine.replying import replying
 from tests.recipes import tiny_recipe
 from tests.scripts import run_here
@@ -29,6 +30,19 @@ def test_a_row_that_cannot_be_sent_is_named(row, tmp_path):
 def test_a_rate_of_nothing_is_refused_by_its_name(tmp_path, capsys):
     assert run_here("data_gen/adapt.py", f"output_dir={tmp_path}", "--rate", "0") == 2
     assert "--rate 0" in capsys.readouterr().err
+
+
+def test_traffic_of_which_nothing_is_answered_is_an_error(tmp_path, capsys):
+    recipe = tiny_recipe(tmp_path)
+    begin(recipe.head_dir, "head", {"target": {}})
+    finish(recipe.head_dir, {})
+    folder(recipe).mkdir(parents=True)
+    (tmp_path / "t.jsonl").write_text('{"prompt": "a"}')
+    with replying(lambda: json.dumps({"head": str(recipe.head_dir)})) as url:  # and to a prompt nothing that counts
+        (folder(recipe) / "server.json").write_text(json.dumps({"url": url, "api_key": "a", "key": "b"}))
+        flags = ("--traffic", str(tmp_path / "t.jsonl"), "--rate", "100")
+        assert run_here("data_gen/adapt.py", f"output_dir={tmp_path}", *flags) == 2
+    assert "0 of 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("content", "ours"), [("<html>", False), ("[]", False), ("7", False), ('{"head": "a"}', True)])

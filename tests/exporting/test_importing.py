@@ -19,6 +19,7 @@ from drafthead.exporting.importing import import_head
 from drafthead.target.pieces import load_pieces
 from tests.damage import edit_config, replace_tensors
 from tests.exporting.runs import config_of, random_weights, recipe_at, shape_of, write_random_head, write_run
+from tests.scripts import run_here
 
 _SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -215,3 +216,13 @@ def test_what_cannot_be_represented_is_refused(public, damage, message):
     with pytest.raises(ValueError, match=message.format(source)):
         import_head(recipe, str(source))
     assert not recipe.run_dir.exists()
+
+
+@pytest.mark.parametrize("head", ["heads/typo", "/nowhere/typo", "typo", "."])
+def test_a_head_that_is_not_there_is_named_as_one(head, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_here("export/import_head.py", f"output_dir={tmp_path}", "--head", head) == 2
+    said = capsys.readouterr().err
+    assert head in said
+    assert "config.json" in said
+    assert "target" not in said

@@ -104,6 +104,7 @@ def test_rows_of_another_recipe_are_not_taken_for_its_own(compared):
         ("wide: [head.num_layers=2]", ["--heads", "narrow"], "wide"),
         (None, ["--heads", "dflash"], "--mask-token-id"),
         (None, ["--heads", "dspark", "--mask-token-id", "9", "--serve"], "--serve: .*no dspark head"),
+        ("none: []", ["--layers", "1", "--serve"], "none_l1"),  # which is the baseline's name in an evaluation
     ],
 )
 def test_variants_that_cannot_be_trained_or_served_are_refused(text, more, named, tmp_path, capsys, monkeypatch):
@@ -112,6 +113,7 @@ def test_variants_that_cannot_be_trained_or_served_are_refused(text, more, named
         (tmp_path / "variants.yaml").write_text(text)
         more = ["--variants", str(tmp_path / "variants.yaml"), *more]
     assert run_here("eval/compare.py", f"output_dir={tmp_path}", *more) == 2
+    assert not (tmp_path / "data").exists()  # nor trained
     assert re.search(named, capsys.readouterr().err)
 
 

@@ -45,10 +45,16 @@ def synthetic_stores(recipe: Recipe, train: int, validation: int) -> None:
 
 
 def synthetic_sequences(
-    recipe: Recipe, split: str, count: int, seed: int, poisoned: int | None = None, period: int = 64
+    recipe: Recipe,
+    split: str,
+    count: int,
+    seed: int,
+    poisoned: int | None = None,
+    period: int = 64,
+    infinite: int | None = None,
 ) -> list[StateSequence]:
     """ResponseTokens in which a token decides the next one, and states from which the target's head reads it off.
-    Texts repeat themselves after `period` tokens."""
+    Texts repeat themselves after `period` tokens; one may have a state that is no number, or an infinite lse."""
     pieces = load_pieces(recipe.target_path)
     head = TargetHead(pieces, torch.float32)
     rows = pieces.lm_head.float()
@@ -71,6 +77,8 @@ def synthetic_sequences(
         aux = {layer_id: (states * (1 + layer_id)).bfloat16() for layer_id in recipe.target.aux_layer_ids}
         if i == poisoned:
             aux[recipe.target.aux_layer_ids[0]][5, 7] = float("nan")
+        if i == infinite:
+            lse[5] = float("inf")
         name = f"{split}{i:04d}"
         sequences.append(StateSequence(name, tokens[:-1].int(), mask, aux, states.bfloat16(), argmax, lse))
     return sequences

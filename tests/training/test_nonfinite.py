@@ -9,11 +9,13 @@ from tests.training.synthetic import small_recipe, synthetic_store
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("split", "poisoned"), [("train", 40), ("validation", 3)])
-def test_a_state_that_is_not_finite_stops_all_ranks_and_is_named(tmp_path, split, poisoned):
+@pytest.mark.parametrize(
+    ("split", "what", "poisoned"), [("train", "poisoned", 40), ("validation", "poisoned", 3), ("train", "infinite", 40)]
+)
+def test_a_state_that_is_not_finite_stops_all_ranks_and_is_named(tmp_path, split, what, poisoned):
     recipe = small_recipe(tmp_path)
     for seed, (name, count) in enumerate((("train", 60), ("validation", 6))):
-        synthetic_store(recipe, name, count, seed, **{"poisoned": poisoned} if name == split else {})
+        synthetic_store(recipe, name, count, seed, **{what: poisoned} if name == split else {})
     result = launch(recipe, "train.batches_per_step=2", "train.optimizer=muon", "train.zero_stage=2", ranks=2)
     assert result.returncode != 0
     first = split == "validation"  # which comes before any step

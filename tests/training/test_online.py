@@ -10,7 +10,10 @@ from drafthead import artifacts, locks
 from drafthead.data import spool as spools
 from drafthead.data.shard import StateSequence, write_shard
 from drafthead.data.spool import Spool
-from tests.training.launching import entries, launch, run
+from drafthead.drafters.trained import read_checkpoint
+from drafthead.exporting.card import write_card
+from drafthead.exporting.export import export_head
+from tests.training.launching import checkpoints, entries, launch, run
 from tests.training.synthetic import claim_spool, small_recipe, synthetic_sequences, synthetic_store
 
 pytestmark = pytest.mark.slow
@@ -61,3 +64,13 @@ def test_two_ranks_use_up_a_spool(tmp_path):
     total = artifacts.require(recipe.run_dir, "run", "train")["counts"]["total_steps"]
     assert [e["step"] for e in steps] == list(range(1, total + 1))
     assert steps[-1]["loss"] < 0.7 * steps[0]["loss"]
+
+    # Nothing was measured on the weights that were kept between validations, of which there is one here, at the end.
+    *between, last = checkpoints(recipe.run_dir)
+    assert (
+        read_checkpoint(last).state["acceptance_length"]
+        == entries(recipe.run_dir, "validation")[-1]["acceptance_length"]
+    )
+    head = export_head(recipe, between[-1], serve_check=False)
+    assert artifacts.read_manifest(head)["identity"]["predicted_acceptance_length"] is None
+    assert between[-1].name not in write_card(recipe).read_text()

@@ -96,7 +96,7 @@ def test_gradients_sent_during_the_backward_are_the_same(runs, run_factory):
 def test_two_launchers_train_as_two_nodes(runs, run_factory):
     recipe = run_factory("nodes")
     flags = ("--multi_gpu", "--num_processes", "2", "--num_machines", "2", "--main_process_ip", "127.0.0.1",
-             "--main_process_port", str(free_port()))  # fmt: skip
+             "--main_process_port", str(free_port()), "--mixed_precision", "fp16")  # fmt: skip  # the recipe's is used
     commands = [command(recipe, *TWO_PER_STEP, flags=(*flags, "--machine_rank", str(rank))) for rank in range(2)]
     nodes = [start(*c, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for c in commands]
     errors = [node.communicate(timeout=300)[1] for node in nodes]

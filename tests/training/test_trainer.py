@@ -85,6 +85,15 @@ def test_at_a_temperature_target_and_draft_are_those_that_are_served(store, obje
     assert float(found) != pytest.approx(float(cold), rel=1e-3)
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_an_infinite_lse_is_in_every_loss_that_is_reported(store, objective):
+    """With it the target's probabilities are zeros, which the loss of a minimum takes for nothing to learn."""
+    model = small_model()
+    batch = packed(store, eagle3(NUM_STEPS))
+    batch.lse[3] = torch.inf
+    assert not LossModule(model, objective)(batch, frozen(model), torch.ones(NUM_STEPS)).position_sums.isfinite().any()
+
+
 @pytest.mark.parametrize("build", [small_model, peagle_model, dflash_model])
 def test_a_head_trained_on_zeroed_states_ignores_those_it_is_served(store, build):
     """No drafter reads the states but through fc, which the trainer keeps at zero (tests/pipeline/test_chain.py)."""
