@@ -5,12 +5,18 @@
 
 A preset repeats a published experiment and ends in a report of its own, results/NAME/PRESET/report.html; --plan shows
 what would run and stops.
+
+A server that fails, by now and in an earlier command, is left out of a measurement that has others: the report names
+it, and the exit code is 3.
 """
 
-from drafthead.cli import NO_TABLES, recipe_from_command_line, run_recipe
+import sys
+
+from drafthead.artifacts import MANIFEST, read_manifest
+from drafthead.cli import LEFT_OUT, NO_TABLES, recipe_from_command_line, run_recipe
 from drafthead.evaluation.measuring.plan import recipe_plan
 from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan, preset_recipe
-from drafthead.evaluation.measuring.serving import measure_serving
+from drafthead.evaluation.measuring.serving import left_out, measure_serving
 from drafthead.evaluation.reporting.measured_tables import brief_table, plan_table
 from drafthead.evaluation.reporting.report import write_preset_report
 from drafthead.evaluation.reporting.tables import print_table
@@ -38,12 +44,17 @@ def main() -> None:
             print("Nothing of it can be run: " + "; ".join(plan.skipped))
         return
     folder = "-".join(filter(None, (args.preset, "miniature" if args.miniature else "")))
-    directory = measure_serving(recipe, plan, recipe.results_dir / "-".join(filter(None, ("serving", folder))))
+    directory = recipe.results_dir / "-".join(filter(None, ("serving", folder)))
+    measure_serving(recipe, plan, directory, leave_out=True)
     if preset:
         page = write_preset_report(recipe, preset, plan, directory, recipe.results_dir / folder)
         print(f"\nReport: {page} (every table as text: {page.with_suffix('.md').name})")
     elif not args.no_tables:
         print_table(brief_table(summarise_serving(read_serving(directory))))
+    if lost := left_out(read_manifest(directory)):
+        print("\nNot measured, as they failed whenever they were tried:", *lost, sep="\n  ")
+        print(f"Delete {directory / MANIFEST}, and the same command tries them once more.", flush=True)
+        sys.exit(LEFT_OUT)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.cli import recipe_from_command_line, run_recipe, run_script
 from drafthead.config import REPO_ROOT
 from tests.scripts import forget_status_lines, run_here
 
@@ -77,6 +77,15 @@ def test_a_file_that_torch_cannot_open_is_an_error_of_the_user(capsys):
         run_recipe(main)
     assert ended.value.code == 2
     assert "unable to open file <x>" in capsys.readouterr().err
+
+
+def test_a_script_that_fails_ends_the_one_that_runs_it_but_for_the_code_that_is_allowed(tmp_path):
+    script = tmp_path / "ends.py"
+    script.write_text("import sys; sys.exit(int(sys.argv[1]))")
+    assert [run_script(str(script), [code], 3) for code in ("0", "3")] == [0, 3]
+    for allowed in (0, 3):
+        with pytest.raises(SystemExit, match="2"):
+            run_script(str(script), ["2"], allowed)
 
 
 def test_a_bug_keeps_its_traceback():

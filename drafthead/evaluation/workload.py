@@ -110,6 +110,16 @@ def load_workload(recipe: Recipe, effort: str | None = None, max_tokens: int = 0
     return Workload(fitting, len(rendered) - len(fitting), dict(unrenderable))
 
 
+def where_to_add_prompts(recipe: Recipe) -> str:
+    """Where a source is added: what was made of the prompts that are there, the head included, stays."""
+    if not (recipe.prompts_dir / MANIFEST).exists():
+        return "prompts.sources"
+    return (
+        f"prompts.sources under data={recipe.data or recipe.name}-eval, with which data_gen/prompts.py makes prompts "
+        "beside those that are there, and this command measures the same head on them"
+    )
+
+
 def prompt_room(recipe: Recipe, max_tokens: int, draft_tokens: int = 0) -> int:
     """Tokens that a prompt may have before a response of at most `max_tokens`, at the recipe's Ks or a longer one."""
     # vLLM stops drafting for a whole batch once one request has no room left for the drafts.

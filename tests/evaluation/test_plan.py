@@ -2,19 +2,28 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import get_args
 
+import numpy as np
+import pandas as pd
 import pytest
 
-from drafthead.artifacts import ArtifactError
+from drafthead import cli
+from drafthead.artifacts import MANIFEST, ArtifactError, read_manifest
+from drafthead.cli import LEFT_OUT
 from drafthead.config.evaluation import UNLISTED, Method
+from drafthead.engine.server import ServerError
 from drafthead.evaluation.measuring import serving
 from drafthead.evaluation.measuring.acceptance import conditions
 from drafthead.evaluation.measuring.plan import WorkloadSpec, recipe_plan, served_recipe
 from drafthead.evaluation.measuring.presets import load_preset, preset_plan, preset_recipe
 from drafthead.evaluation.measuring.serving import measure_serving, plan_prompts
+from drafthead.evaluation.results.levels import read_serving
 from drafthead.evaluation.workload import EvalPrompt, Workload, load_workload, method_of, speculative_config
+from drafthead.generation.prompts import draw_evenly
 from tests.artifacts import ask, write_prompt_artifact
+from tests.evaluation.rows import request_row, run_row
 from tests.recipes import tiny_recipe
 from tests.scripts import run_here
 
@@ -165,12 +174,108 @@ def test_a_workload_without_prompts_is_left_out_with_what_to_add(tmp_path):
     plan = preset_plan(recipe, preset)
     assert {level.workload.name for run in plan.runs for level in run.levels} == {"sharegpt"}
     assert any("{name: swe-bench, heldout: 600}" in line for line in plan.skipped)
+    assert any("under data=tiny-eval" in line for line in plan.skipped)  # what was made of the prompts stays
     shared = preset_plan(recipe, load_preset("ruiz"))  # whose loads share their prompts: as many as the highest needs
     assert any("{name: mt-bench, heldout: 640}" in line for line in shared.skipped)
     nothing = preset_plan(recipe, preset.model_copy(update={"sweeps": preset.sweeps[1:]}))
     assert not nothing.runs
     with pytest.raises(ValueError, match="mlperf-gpt-oss, heldout: 600"):
         measure_serving(recipe, nothing, tmp_path)
+
+
+def test_a_workload_without_prompts_is_named_before_they_are_made(tmp_path):
+    sources = "prompts.sources=[{name: sharegpt, train: 9, heldout: 600},{name: swe-bench, train: 9}]"
+    recipe = tiny_recipe(tmp_path, "prompts.path=null", sources)
+    plan = preset_plan(recipe, load_preset("redhat"))
+    assert {level.workload.name for run in plan.runs for level in run.levels} == {"sharegpt"}
+    (line,) = (line for line in plan.skipped if "prompts.sources" in line)
+    assert line.endswith("{name: swe-bench, heldout: 600}, {name: mlperf-gpt-oss, heldout: 600} to prompts.sources")
+
+
+def test_the_prompts_advised_for_a_category_hold_enough_of_it(tmp_path):
+    recipe = tiny_recipe(tmp_path, "prompts.path=null", "prompts.sources=[{name: ours, path: x, train: 9, heldout: 9}]")
+    (line,) = (x for x in preset_plan(recipe, load_preset("techniques")).skipped if "prompts.sources" in x)
+    assert line.count("{name: spec-bench, ") == 1
+    there = [replace(ask(f"{kind} {i}"), category=f"spec-bench/{kind}") for kind in "abcdefghijklm" for i in range(80)]
+    drawn = draw_evenly(there, int(re.search(r"spec-bench, heldout: (\d+)", line)[1]), 0)
+    assert sum(prompt.category == "spec-bench/a" for prompt in drawn) == 80
+
+
+def test_further_prompts_are_measured_with_the_head_that_is_there(tmp_path):
+    recipe, beside = tiny_recipe(tmp_path), tiny_recipe(tmp_path, "data=tiny-eval")
+    write_prompt_artifact(beside, heldout=[replace(ask("a question"), source="swe-bench")])
+    assert speculative_config(beside, "eagle3", 3) == speculative_config(recipe, "eagle3", 3)
+    plan = preset_plan(beside, load_preset("redhat"))
+    assert {level.workload.name for run in plan.runs for level in run.levels} == {"swe-bench"}
+    assert not recipe.prompts_dir.exists()
+
+
+def _measured_without_vllm(failing, recipe, directory, index, run, prompts):
+    if (run.name, run.block) in failing:
+        raise ServerError("vLLM did not start: it ended with code 1. Last lines of x.log:\nValueError: no such head")
+    rng, requests, runs = np.random.default_rng(index), [], []
+    for level in run.levels:
+        extra = {"k": run.k, "block": run.block, "load": level.load.name, "workload": level.workload.name}
+        rows = [request_row(rng, run.method, level.load.concurrency, i, 1.0) | extra for i in range(16)]
+        requests += rows
+        runs.append(run_row(run.method, level.load.concurrency, rows, run.k) | extra)
+    pd.DataFrame(requests).to_parquet(directory / f"requests-{index:02d}-{run.name}.parquet")
+    pd.DataFrame(runs).to_parquet(directory / f"runs-{index:02d}-{run.name}.parquet")
+
+
+@pytest.mark.parametrize("block", [0, 1], ids=["from the start", "in the second block"])
+def test_a_server_that_always_fails_is_left_out_by_the_second_command(tmp_path, monkeypatch, capsys, block):
+    broken = "{name: broken, method: ngram, num_draft_tokens: [2]}"
+    overrides = ("eval.repeats=2", f"eval.methods=[{broken},ngram]", "eval.served=[broken,ngram]")
+    recipe = tiny_recipe(tmp_path, *overrides)
+    write_prompt_artifact(recipe, heldout=[ask(f"question {i}") for i in range(32)])
+    failing = {("broken-k2-tp1", block)}
+    monkeypatch.setattr(serving, "_run_server", partial(_measured_without_vllm, failing))
+    command, directory = ("eval/serving.py", f"output_dir={tmp_path}", *overrides), recipe.results_dir / "serving"
+
+    assert run_here(*command) == 2  # the fault may pass: tried again
+    assert "Not measured: broken-k2-tp1. " in capsys.readouterr().err
+    assert not (directory / MANIFEST).exists()
+    before = {path.name: path.read_bytes() for path in directory.glob("*.parquet")}
+    for _ in range(2):  # a finished one says so every time
+        assert run_here(*command) == LEFT_OUT
+        assert "broken-k2-tp1: vLLM did not start" in capsys.readouterr().out
+    counts = read_manifest(directory)["counts"]
+    assert [line.partition(":")[0] for line in counts["failed"]] == ["broken-k2-tp1"]
+    assert counts["failed"][0].endswith("ValueError: no such head")
+    assert before.items() <= {path.name: path.read_bytes() for path in directory.glob("*.parquet")}.items()
+    rows = read_serving(directory)  # half of the blocks is no comparison
+    assert {*rows.runs["method"]} == {*rows.requests["method"]} == {"none", "ngram"}
+
+    failing.clear()
+    (directory / MANIFEST).unlink()
+    assert run_here(*command) == 0
+    assert {*read_serving(directory).runs["method"]} == {"none", "broken", "ngram"}
+
+
+@pytest.mark.parametrize("lost", ["none", "ngram"])
+def test_without_a_comparison_a_measurement_is_never_finished(tmp_path, monkeypatch, lost):
+    recipe = tiny_recipe(tmp_path, "eval.methods=[ngram]", "eval.served=[ngram]")
+    write_prompt_artifact(recipe, heldout=[ask(f"question {i}") for i in range(32)])
+    plan = recipe_plan(recipe)
+    failing = {(run.name, 0) for run in plan.runs if run.method == lost}
+    monkeypatch.setattr(serving, "_run_server", partial(_measured_without_vllm, failing))
+    for _ in range(3):
+        with pytest.raises(ServerError, match="the same command continues"):
+            measure_serving(recipe, plan, tmp_path / "serving", leave_out=True)
+
+
+def test_an_evaluation_without_one_of_its_servers_has_its_report(tmp_path, monkeypatch):
+    ran = []
+
+    def run(script, arguments, allowed):
+        ran.append((script, allowed))
+        return LEFT_OUT if script == "eval/serving.py" else 0
+
+    monkeypatch.setattr(cli, "run_script", run)
+    assert run_here("eval/head.py", f"output_dir={tmp_path}") == LEFT_OUT
+    assert ("eval/serving.py", LEFT_OUT) in ran
+    assert ran[-1][0] == "eval/report.py"
 
 
 def test_no_more_is_drafted_than_a_parallel_head_was_trained_for(tmp_path):

@@ -74,7 +74,11 @@ def test_other_peoples_words_are_no_markup(recipe, analysis):
     summary = analysis.acceptance
     hostile = "<img src=http://x.invalid/a.png>|\n# made up $\\frac$"
     methods = [replace(m, category=hostile if m.category == "chat" else m.category) for m in summary.methods]
-    report = build_report(recipe, replace(analysis, acceptance=replace(summary, methods=methods)))
+    served = analysis.manifests["serving"]
+    lost = {"serving": served | {"counts": served["counts"] | {"failed": [f"lost-k3-tp1: {hostile}"]}}}
+    summary = replace(summary, methods=methods)
+    report = build_report(recipe, replace(analysis, manifests=analysis.manifests | lost, acceptance=summary))
+    assert any("lost-k3-tp1: " in caveat for caveat in report.caveats)
     for name in ("report.html", "report.md"):
         text = render(report, f"{name}.jinja")
         assert "<img src=http" not in text

@@ -17,11 +17,12 @@ from drafthead.config import Recipe
 from drafthead.config.evaluation import HEADS, Method, MethodConfig
 from drafthead.data.prompts import read_prompts
 from drafthead.drafters.config import ParallelHead
-from drafthead.evaluation.measuring.plan import Level, Plan, PlannedSweep, ServerRun, Sweep, abba
-from drafthead.evaluation.workload import BASELINE, HEAD, lacks, method_of
+from drafthead.evaluation.measuring.plan import Level, Plan, PlannedSweep, ServerRun, Sweep, WorkloadSpec, abba
+from drafthead.evaluation.workload import BASELINE, HEAD, lacks, method_of, where_to_add_prompts
 from drafthead.section import Section
 
 _FOLDER = Path(__file__).with_name("experiments")
+_EVERY = 1_000_000  # held-out prompts: all of a source's
 
 
 class PresetMethod(Section):
@@ -116,11 +117,12 @@ def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan
     flags = preset.miniature_flags if miniature else preset.flags
     servers: dict[tuple[str, int, int, bool], dict[str, Level]] = {}
     sweeps, skipped = [], []
+    missing: dict[WorkloadSpec, int] = {}
     for published in preset.sweeps:
         sweep = published.miniature(preset.miniature_draft_tokens) if miniature else published
         if not miniature:
-            sweep, missing = _with_prompts(sweep, recipe)
-            skipped += missing
+            sweep, without = _with_prompts(sweep, recipe)
+            missing |= {w: max(count, missing.get(w, 0)) for w, count in without.items()}
         if not sweep.workloads:
             continue
         levels = sweep.levels(recipe)
@@ -142,22 +144,31 @@ def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan
         for (method, k, gpus, endpoint), levels in servers.items()
     ]
     runs.sort(key=lambda run: run.tensor_parallel)
+    if missing:
+        names, wanted = (", ".join(x) for x in ((w.name for w in missing), dict.fromkeys(w.wanted for w in missing)))
+        most = {w.source: max(n for other, n in missing.items() if other.source == w.source) for w in missing}
+        entries = ", ".join(f"{{name: {source}, heldout: {count}}}" for source, count in most.items())
+        where = where_to_add_prompts(recipe)
+        skipped.insert(0, f"workload {names}: the recipe holds out no prompts of {wanted}; add {entries} to {where}")
     return Plan(abba(runs, recipe.eval.repeats), tuple(dict.fromkeys(skipped)), tuple(sweeps))
 
 
-def _with_prompts(sweep: PresetSweep, recipe: Recipe) -> tuple[PresetSweep, list[str]]:
-    """The sweep with the workloads that the recipe has prompts for, and what to add for the others."""
-    if not (recipe.prompts_dir / MANIFEST).exists():  # before they are made
-        return sweep, []
-    there = {(prompt.source, prompt.category) for prompt in read_prompts(recipe.prompts_dir, "heldout")}
+def _with_prompts(sweep: PresetSweep, recipe: Recipe) -> tuple[PresetSweep, dict[WorkloadSpec, int]]:
+    """The sweep with the workloads that the recipe has prompts for, and how many of a source the others need."""
+    if (recipe.prompts_dir / MANIFEST).exists():
+        there = {(prompt.source, prompt.category) for prompt in read_prompts(recipe.prompts_dir, "heldout")}
+    elif recipe.prompts.sources is None:  # what a file holds is known once it is read
+        return sweep, {}
+    else:  # a source may have any category
+        named = {source.name for source in recipe.prompts.sources if source.heldout}
+        there = {(name, w.category or "") for w in sweep.workloads for name in named if w.source in (None, name)}
     kept = tuple(w for w in sweep.workloads if w.random or any(w.holds(*found) for found in there))
-    levels = sweep.levels(recipe)
-    missing = [
-        f"workload {w.name}: the recipe holds out no prompts of {w.wanted}; add {{name: {w.source}, heldout: "
-        f"{max(x.first + x.prompts for x in levels if x.workload == w)}}} to prompts.sources and make the prompts again"
-        for w in sweep.workloads
-        if w not in kept
-    ]
+    missing = {
+        # A category gets its share of what is drawn evenly from all of them: it needs the whole source.
+        x.workload: _EVERY if x.workload.category else x.first + x.prompts
+        for x in sorted(sweep.levels(recipe), key=lambda x: x.first + x.prompts)
+        if x.workload not in kept
+    }
     return sweep.model_copy(update={"workloads": kept}), missing
 
 

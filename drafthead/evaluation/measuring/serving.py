@@ -35,6 +35,7 @@ from drafthead.evaluation.workload import (
     load_workload,
     prompt_room,
     speculative_config,
+    where_to_add_prompts,
 )
 from drafthead.files import write_json
 from drafthead.target.tokenizer import load_tokenizer
@@ -55,13 +56,15 @@ Prompts = dict[Level, list[LoadRequest]]
 Counted = dict[str, int | list[int]]
 
 
-def measure_serving(recipe: Recipe, plan: Plan, directory: Path) -> Path:
+def measure_serving(recipe: Recipe, plan: Plan, directory: Path, leave_out: bool = False) -> Path:
     """Measure every server of the plan that is not on disk yet; returns the artifact's directory.
 
     Args:
         recipe: target, heads and prompts.
         plan: of `recipe_plan` or `preset_plan`.
         directory: of the artifact; results/NAME/serving of the recipe's own plan.
+        leave_out: finish without a server that failed in an earlier command, too, where a whole comparison is left;
+            `left_out` names it.
 
     Raises:
         ArtifactError: prompts or head are missing, or the directory holds another measurement.
@@ -83,23 +86,41 @@ def measure_serving(recipe: Recipe, plan: Plan, directory: Path) -> Path:
     if begin(directory, KIND, identity(recipe, workload, methods) | made_from, alone=True):
         return directory
     _check_machine(directory)
+    record = directory / "failed.json"  # of earlier commands: the first failure may pass
+    before: dict[str, str] = read_json(record) if record.exists() else {}
     failed: dict[str, ServerError] = {}
+    failures: dict[str, str] = {}  # the same in a line, by server start
     for index, run in enumerate(plan.runs):
         if run.name not in failed and not (directory / f"runs-{index:02d}-{run.name}.parquet").exists():
             try:
                 _run_server(recipe, directory, index, run, prompts)
             except ServerError as error:
                 failed[run.name] = error
+                lines = str(error).splitlines()
+                failures[f"{index:02d}-{run.name}"] = " ".join([f"{run.name}:", *dict.fromkeys((lines[0], lines[-1]))])
                 if run.method == BASELINE:  # what the others are compared with
                     break
                 logger.warning("%s is left out for now: %s", run.name, error)
-    if failed:
+    lost = {run.method for run in plan.runs if run.name in failed}
+    whole = {run.method for run in plan.runs if run.name not in failed and not run.endpoint}
+    rest = leave_out and BASELINE not in lost and len(whole) > 1  # the baseline, and drafts to compare with it
+    if failed and not (rest and failures.keys() <= before.keys()):
+        write_json(record, before | failures)
         errors = "\n".join(map(str, failed.values()))
-        raise ServerError(f"{errors}\nNot measured: {', '.join(failed)}. All else is kept, the same command continues")
-    counts = {"servers": len(plan.runs), "skipped": list(plan.skipped)}
+        raise ServerError(
+            f"{errors}\nNot measured: {', '.join(failed)}. All else is kept, the same command continues"
+            + "; what fails again is then left out of the result" * rest
+        )
+    ran = len([*directory.glob("runs-*.parquet")])
+    counts = {"servers": ran, "skipped": list(plan.skipped), "failed": list(failures.values())}
     counts["prompts_per_level"] = {level.name: len(requests) for level, requests in prompts.items()}
     finish(directory, counts | {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"})
     return directory
+
+
+def left_out(manifest: dict[str, Any]) -> list[str]:
+    """The servers that a finished measurement did without, as they failed whenever they were tried, with the error."""
+    return manifest["counts"].get("failed", [])
 
 
 def _check_machine(directory: Path) -> None:
@@ -208,7 +229,7 @@ def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload) -> Prompts:
             needed = max(other.first + other.prompts for other in levels if other.workload == level.workload)
             raise ValueError(
                 f"levels that share no prompt need {needed} of {level.workload.name}, the recipe has {len(pool)}: give "
-                f"that source heldout: {needed} in prompts.sources and make the prompts again"
+                f"that source heldout: {needed} in {where_to_add_prompts(recipe)}"
             )
         found[level] = pool[level.first : last]
         if not found[level]:

@@ -175,7 +175,11 @@ def _caveats(recipe: Recipe, analysis: Analysis) -> list[str]:
         "one start": recipe.eval.repeats == 1,
         "no traffic": recipe.eval.traffic.concurrency is None,
     }
-    return [note(key) for key, true in holds.items() if true]
+    return [*_not_measured(analysis.manifests[serving.KIND]), *(note(key) for key, true in holds.items() if true)]
+
+
+def _not_measured(manifest: dict[str, Any]) -> list[str]:
+    return [f"Not measured, as it failed whenever it was tried: {line}" for line in serving.left_out(manifest)]
 
 
 def tracked(analysis: Analysis) -> dict[str, float | str]:
@@ -260,6 +264,8 @@ def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: Servin
         # Advice needs the throughput, whatever the post shows.
         measures = list(dict.fromkeys((THROUGHPUT.key, *sweep.measures)))
         levels = summarise_serving(own, measures)
+        if not levels:  # all of its methods failed
+            continue
         every += levels
         tables = _served(sweep.title, levels, own.runs, price, only_reached=False)
         tables += measured.matrix_tables(levels) if len({level.load for level in levels}) > 1 else []
@@ -276,7 +282,7 @@ def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: Servin
         headline=f"repeated with {recipe.name}",
         facts=[("Target", recipe.target.path), ("Head", str(recipe.head_dir)), *_measured(manifest)],
         sections=[*sections, _section("Over all of it", whole)],
-        caveats=[f"Left out: {reason}." for reason in plan.skipped],
+        caveats=[*_not_measured(manifest), *(f"Left out: {reason}." for reason in plan.skipped)],
     )
 
 

@@ -29,7 +29,7 @@ class ServingRows(NamedTuple):
 
 
 def read_serving(directory: Path) -> ServingRows:
-    """Every row of a serving artifact.
+    """The rows of a serving artifact, see `completed`.
 
     Raises:
         ArtifactError: an earlier version wrote it.
@@ -39,9 +39,14 @@ def read_serving(directory: Path) -> ServingRows:
 
 
 def completed(requests: pd.DataFrame, runs: pd.DataFrame) -> ServingRows:
-    """The rows with `workload` naming temperature and GPUs where they are not 0 and 1, and `prompts_of` without."""
-    labelled = []
+    """The rows with `workload` naming temperature and GPUs where they are not 0 and 1, and `prompts_of` without.
+
+    Those of a server that failed in one of the blocks are left out: half of an ABBA design has the machine's drift in
+    it.
+    """
+    labelled, blocks = [], runs["block"].nunique()
     for rows in (requests, runs):
+        rows = rows[rows.groupby(["method", "k", "tensor_parallel"])["block"].transform("nunique") == blocks]
         apart = rows["temperature"].map(lambda t: f" T={t:g}" if t else "")
         apart += rows["tensor_parallel"].map(lambda gpus: f" TP{gpus}" if gpus > 1 else "")
         total = rows["output_tokens"] + rows["prompt_tokens"]
