@@ -146,10 +146,11 @@ def atomic_path(path: Path, needed: int = 0) -> Iterator[Path]:
     it is given (safetensors 0.8: `.tmpXXXXXX`), which could not be told from another writer's. The folder is removed
     before `path` exists, so that a killed writer leaves nothing beside a complete file.
 
+    Others may write the same content under this name. Whoever is first removes the temporary files of all, those of
+    killed writers among them, and the others, whose file is there, end without an error.
+
     Args:
         path: the name that the file gets.
-        several_writers: others may write the same content under this name, and remove our temporary file once theirs
-            is complete. Otherwise what a killed writer left is removed first.
         needed: bytes that must be free before the block begins.
 
     Raises:
@@ -157,19 +158,20 @@ def atomic_path(path: Path, needed: int = 0) -> Iterator[Path]:
     """
     make_folder(path.parent)
     if shutil.disk_usage(path.parent).free < needed:
-        remove_leftovers(path)  # of a killed writer: now, not once this file is complete
+        remove_leftovers(path)  # now, not once this file is complete
     check_space(path, needed)
     # Random: writers on several machines have the same process ids.
-    mark = secrets.token_hex(4)
+    mark, before = secrets.token_hex(4), _version(path)
     aside, whole = (path.with_name(f".{path.name}.{mark}{kind}.tmp") for kind in ("", ".whole"))
     temporary = aside / path.name
+    aside.mkdir()
     try:
-        aside.mkdir()
         try:
             yield temporary
         except Exception as error:
             if not ran_out(error):
                 raise
+            remove_leftovers(path)  # so that the next try has their room
             raise _disk_full(path, str(error)) from error
         mode = aside.stat().st_mode & 0o644  # as the umask allows
         os.replace(temporary, whole)
@@ -177,14 +179,23 @@ def atomic_path(path: Path, needed: int = 0) -> Iterator[Path]:
         whole.chmod(mode)  # some writers create files that only their owner can read
         sync(whole)
         os.replace(whole, path)
-        sync(path.parent)
-        remove_leftovers(path)
     except Exception:  # libraries differ in what they raise where a folder is gone
-        if aside.exists() or whole.exists() or not path.exists():
+        if aside.exists() or whole.exists() or _version(path) == before:
             raise
     finally:
         remove_aside(aside)
         remove_aside(whole)
+    sync(path.parent)
+    remove_leftovers(path)
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """What changes when a file of this name is replaced; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def remove_leftovers(path: Path) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from drafthead import artifacts
 from drafthead.artifacts import ArtifactError
-from drafthead.files import atomic_path, delete_folder, write_json
+from drafthead.files import DiskFullError, atomic_path, delete_folder, remove_aside, write_json
 from tests.damage import half_written
 
 
@@ -87,8 +87,20 @@ def test_of_two_writers_the_later_one_does_not_stop_the_first(tmp_path, write):
     assert [*tmp_path.iterdir()] == [path]
     with pytest.raises(FileNotFoundError), atomic_path(path):  # an error of its own
         (tmp_path / "other").read_text()
+    with pytest.raises(FileNotFoundError), atomic_path(path) as temporary:  # nobody has written it since
+        remove_aside(temporary.parent)
     with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "other"):
         pass
+    (long := tmp_path / ("x" * 250)).write_text("before")  # whose temporary name is too long
+    with pytest.raises(OSError, match="too long"), atomic_path(long):
+        pass
+
+
+def test_a_full_disk_gets_back_what_killed_writers_took(tmp_path):
+    half_written(tmp_path / "part")
+    with pytest.raises(DiskFullError), atomic_path(tmp_path / "part"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_what_lies_below_a_hidden_folder_is_no_part_of_an_artifact(tmp_path):

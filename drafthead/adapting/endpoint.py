@@ -113,7 +113,7 @@ class Recorder:
         consents = self._settings.consent == "given" if client.consent is None else client.consent
         sampled = response and consents and random.random() < self._settings.rate
         if sampled and (kept := self._redact(prompt, response)) is not None:
-            record |= {"prompt_ids": list(kept[0]), "response_ids": list(kept[1])}
+            record |= {"prompt_ids": [int(i) for i in kept[0]], "response_ids": [int(i) for i in kept[1]]}
             if record["response_ids"] == response:  # accepted drafts by step are no use beside a changed response
                 record["steps"] = accepted
             self._captured.append(record)

@@ -84,38 +84,17 @@ def open_inputs(recipe: Recipe) -> Inputs:
         }  # fmt: skip
         found = {"prompt_loss": False, **{name: made[name] for name in wanted if name in made}, "target": found_target}
         _check_fits(recipe.states_dir(split), found, wanted)
-    states = {"train": train_reference, "validation": validation_reference}
-    identity = _identity(recipe, spec, states) | (_start_identity(recipe, start) if start else {})
-    return Inputs(spec, train, validation, identity, start)
-
-
-def _identity(recipe: Recipe, spec: TargetSpec, states: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "states": states,
+    identity = {
+        "states": {"train": train_reference, "validation": validation_reference},
         "target": target_identity(recipe, spec),
         "aux_layer_ids": list(recipe.target.aux_layer_ids),
         "head": recipe.head.model_dump(mode="json"),
         "train": recipe.train.model_copy(update={"rejection": rejection_of(recipe)}).model_dump(mode="json"),
         "num_draft_tokens": recipe.eval.num_draft_tokens,
         "max_tokens": recipe.eval.max_tokens,
+        **(_start_identity(recipe, start) if start else {}),
     }
-
-
-def outlived_inputs(recipe: Recipe) -> dict[str, Any] | None:
-    """The identity of this recipe's run by what a complete one noted, where states, responses or start were deleted
-    since; None of every other run.
-    """
-    inputs = [
-        recipe.states_dir("train"),
-        recipe.states_dir("validation"),
-        recipe.directory(recipe.train.init_from or ""),
-    ]
-    inputs += [recipe.responses_dir("train")] if recipe.states.spool_shards is not None else []
-    if all(path.exists() for path in inputs) or not (recipe.run_dir / artifacts.MANIFEST).exists():
-        return None
-    noted = artifacts.read_json(recipe.run_dir / artifacts.IDENTITY)
-    start = {key: noted[key] for key in (_RECORD, *OWN) if key in noted}
-    return _identity(recipe, recipe_spec(recipe), noted.get("states", {})) | start
+    return Inputs(spec, train, validation, identity, start)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from drafthead.target.pieces import FrozenTarget, frozen_target, load_pieces
 from drafthead.training import checkpoint
 from drafthead.training.accelerator import accumulation_steps, build_accelerator, check_ranks
 from drafthead.training.feed import Feed, Prefetch, SpoolFeed
-from drafthead.training.inputs import Inputs, Survey, draft_vocabulary, open_inputs, outlived_inputs, survey
+from drafthead.training.inputs import Inputs, Survey, draft_vocabulary, open_inputs, survey
 from drafthead.training.metrics import MetricsLog, StepMetrics, Validation, peak_memory_gib, start_tracker
 from drafthead.training.optimizer import build_optimizer, gradient_norm, schedule
 from drafthead.training.rejection import rejection_loss, rejection_of
@@ -65,9 +65,6 @@ def train(recipe: Recipe) -> Path:
     if not first:  # nor do all of them tell what happens
         logging.getLogger("drafthead").setLevel(logging.WARNING)
     accumulation_steps(recipe.train)  # a number of ranks that cannot share a step is refused before anything is read
-    if (rest := outlived_inputs(recipe)) and artifacts.begin(recipe.run_dir, RUN, rest, thinned=True, alone=first):
-        logger.info("%s is complete, and what it was made from is gone; nothing to do", recipe.run_dir)
-        return recipe.run_dir
     inputs = open_inputs(recipe)
     if artifacts.begin(recipe.run_dir, RUN, inputs.identity, thinned=True, alone=first):
         logger.info("%s is complete; nothing to do", recipe.run_dir)

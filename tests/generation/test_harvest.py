@@ -216,17 +216,3 @@ def test_a_sequence_beyond_max_model_len_is_refused_before_an_engine_starts(tmp_
 def test_responses_are_required(tmp_path: Path):
     with pytest.raises(ArtifactError, match=r"data_gen/regenerate\.py"):
         stage.harvest(small_recipe(tmp_path))
-
-
-def test_a_finished_store_outlives_its_responses(tmp_path: Path):
-    recipe = small_recipe(tmp_path)
-    for split in stage.SPLITS:
-        made_from = {"responses": "gone", **stage.states_identity(recipe, recipe_spec(recipe))}
-        stage.begin(recipe.states_dir(split), stage.KIND, made_from)
-        stage.finish(recipe.states_dir(split), {})
-    stage.harvest(recipe, run=never)
-    with pytest.raises(ArtifactError, match=r"format: found"):
-        stage.harvest(recipe.changed("states", format="fp8"), run=never)
-    (recipe.states_dir("validation") / "manifest.json").unlink()
-    with pytest.raises(ArtifactError, match=r"regenerate\.py"):
-        stage.harvest(recipe, run=never)

@@ -139,18 +139,6 @@ def test_a_finished_run_is_neither_repeated_nor_overwritten_by_another_configura
     assert {path: path.stat().st_mtime_ns for path in finished_run.run_dir.rglob("*")} == before
 
 
-def test_a_finished_run_outlives_its_states(finished_run, fresh_recipe):
-    recipe = fresh_recipe()
-    shutil.copytree(finished_run.run_dir, recipe.run_dir)
-    (Path(recipe.output_dir) / "data").unlink()
-    assert train(recipe) == recipe.run_dir
-    with pytest.raises(artifacts.ArtifactError, match=r"train\.learning_rate: found 0\.003, wanted 0\.5"):
-        train(recipe.changed("train", learning_rate=0.5))
-    (recipe.run_dir / artifacts.MANIFEST).unlink()
-    with pytest.raises(artifacts.ArtifactError, match=r"harvest\.py"):
-        train(recipe)
-
-
 def test_a_block_in_both_directions_is_validated_as_long_as_it_is_served(fresh_recipe):
     """Three drafts in training and one served: its slot sees no others. The replay of an export check is the same."""
     block = ("head.type=dflash", "head.mask_token_id=3000", "head.num_draft_positions=3", "head.causal=false")
