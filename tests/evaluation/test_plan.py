@@ -201,15 +201,6 @@ def test_the_prompts_advised_for_a_category_hold_enough_of_it(tmp_path):
     assert sum(prompt.category == "spec-bench/a" for prompt in drawn) == 80
 
 
-def test_further_prompts_are_measured_with_the_head_that_is_there(tmp_path):
-    recipe, beside = tiny_recipe(tmp_path), tiny_recipe(tmp_path, "data=tiny-eval")
-    write_prompt_artifact(beside, heldout=[replace(ask("a question"), source="swe-bench")])
-    assert speculative_config(beside, "eagle3", 3) == speculative_config(recipe, "eagle3", 3)
-    plan = preset_plan(beside, load_preset("redhat"))
-    assert {level.workload.name for run in plan.runs for level in run.levels} == {"swe-bench"}
-    assert not recipe.prompts_dir.exists()
-
-
 def _measured_without_vllm(failing, recipe, directory, index, run, prompts):
     if (run.name, run.block) in failing:
         raise ServerError("vLLM did not start: it ended with code 1. Last lines of x.log:\nValueError: no such head")
