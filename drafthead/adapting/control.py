@@ -87,7 +87,8 @@ def serving(recipe: Recipe, head: Path) -> Iterator[Control]:
     path, key = folder(recipe) / "server.json", secrets.token_urlsafe(24)
     speculative = drafter_of(recipe.head).vllm.speculative_config(str(head), recipe.eval.num_draft_tokens)
     values = {"directory": str(folder(recipe)), "head": str(head), "settings": recipe.adapt.model_dump(mode="json")}
-    environment = {SETTINGS: json.dumps(values), KEY: key}  # the key of captured text is inherited
+    # The key of captured text is inherited. vLLM's development routes would swap a head without our key.
+    environment = {SETTINGS: json.dumps(values), KEY: key, "VLLM_SERVER_DEV_MODE": "0"}
     with running_server(
         recipe, folder(recipe) / "server.log", speculative=speculative, extra_args=FLAGS, environment=environment
     ) as server:

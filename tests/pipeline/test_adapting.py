@@ -97,6 +97,9 @@ def test_twenty_swaps_under_load_change_no_answer(tiny_run, tmp_path):
         for key in ("wrong", control.server.api_key):
             asked = httpx.get(f"{control.server.base_url}/adapt", headers={"Authorization": f"Bearer {key}"})
             assert asked.status_code == httpx.codes.UNAUTHORIZED
+        past = {"method": "swap_draft", "args": [str(bad)]}
+        asked = httpx.post(f"{control.server.base_url}/collective_rpc", json=past)
+        assert asked.status_code == httpx.codes.NOT_FOUND
     log = (folder(recipe) / "server.log").read_text()
     assert str(prompts[0][:6])[1:-1] not in log
     captured = Log(folder(recipe) / "captured").read()
