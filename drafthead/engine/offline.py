@@ -96,7 +96,8 @@ def engine_arguments(recipe: Recipe, *, seeded: bool = False, **more: Any) -> di
         seeded: requests will carry seeds of their own (on CPU that excludes chunked prefill).
         more: vLLM's own arguments, instead of the recipe's or beside them; None leaves one out.
     """
-    arguments = target_arguments(recipe, on_cpu(), (more.get("speculative_config") or {}).get("model"))
+    head = (more.get("speculative_config") or more).get("model")  # a head that names its target is the model
+    arguments = target_arguments(recipe, on_cpu(), head)
     arguments |= {"enable_prefix_caching": True, "disable_log_stats": False, "use_tqdm_on_load": False, "seed": 0}
     if on_cpu():
         arguments["kv_cache_memory_bytes"] = cpu_cache_gib() << 30

@@ -144,10 +144,13 @@ def running_server(
 
 
 def _free_port() -> int:
-    # Another process may take it before the server does, which is seconds later: see Server.check_key.
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
+    # The server takes it seconds later: none that Linux gives to outgoing connections meanwhile, which begin at 32,768.
+    # Another server may still be there first: see Server.check_key.
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind((HOST, port))
+            return port
 
 
 def _stop_group(process: subprocess.Popen) -> None:

@@ -48,7 +48,7 @@ def write_card(recipe: Recipe, measured: Any = None, published_as: str | None = 
     run_dir = recipe.run_dir
     run = artifacts.read_json(run_dir / artifacts.IDENTITY)
     config = artifacts.read_json(recipe.head_dir / "config.json")
-    directory = published_as or f"heads/{recipe.head_dir.name}"
+    directory, served = published_as or f"heads/{recipe.head_dir.name}", files.served_values(config)
     speculative = files.speculative_config(directory, manifest["identity"]["num_draft_tokens"])
     facts = {
         **manifest,
@@ -61,7 +61,9 @@ def write_card(recipe: Recipe, measured: Any = None, published_as: str | None = 
         "method": files.METHOD,
         "speculative": json.dumps(speculative, separators=(",", ":")),
         "one_cache_group": needs_one_cache_group(recipe, str(recipe.head_dir)),
-        "positions": files.served_values(config)["max_position_embeddings"],
+        "positions": served["max_position_embeddings"],
+        "draft_vocab_size": served["draft_vocab_size"],
+        "published": published_as is not None,
         "positions_trained": parse_head(run["head"]).num_positions,
         "run": run,
         "norms": ", ".join(name for name, on in run["head"].items() if "norm" in name and on) or "no optional norm",

@@ -46,7 +46,8 @@ class EngineMemory:
 
     Attributes:
         gpus: of the engine; bytes are those of one.
-        weight_bytes: of the target.
+        weight_bytes: of the target; of a quantisation that is not known, as if it were bf16.
+        known: whether it is.
         request_bytes: cache of a harvest's longest request, engine.max_model_len, with its captured states.
         reserved_bytes: that capturing takes beside the engine.
     """
@@ -69,7 +70,7 @@ class EngineMemory:
         with foreign(f"the shapes of target {path}", "Transformers has to know its type"), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=trusted)
         weights = sum(p.numel() * _width(name, p.dim(), quantisation) for name, p in model.named_parameters())
-        engine = recipe.engine
+        engine, self.known = recipe.engine, quantisation in (None, "mxfp4", "fp8")
         self.gpus, self.weight_bytes = engine.tensor_parallel_size, int(weights) // engine.tensor_parallel_size
         self._layers = config.num_hidden_layers
         self._windowed = sum(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or [])
@@ -77,6 +78,8 @@ class EngineMemory:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = max(config.num_key_value_heads // self.gpus, 1)  # fewer than GPUs are repeated
         self._layer_token_bytes = 2 * heads * head_dim * _CACHE_BYTES  # keys and values
+        if rank := getattr(config, "kv_lora_rank", None):  # multi-head latent attention, whole on every GPU
+            self._layer_token_bytes = (rank + config.qk_rope_head_dim) * _CACHE_BYTES
         spec = recipe_spec(recipe)
         self.reserved_bytes = reserved_bytes(recipe, spec)
         self.request_bytes = request_bytes(
@@ -134,7 +137,7 @@ def refusal(recipe: Recipe, gpu_memory_gib: float) -> str | None:
     usable = int(gpu_memory_gib * 2**30 * engine.gpu_memory_utilization)
     memory = EngineMemory(recipe)
     weights, needed, besides = memory.weight_bytes, memory.request_bytes, _BESIDES + memory.reserved_bytes
-    if weights + needed + besides <= usable:
+    if weights + needed + besides <= usable or not memory.known:
         return None
     return (
         f"a harvest does not start: weights of {size_text(weights)}, {size_text(needed)} of cache for one request of "

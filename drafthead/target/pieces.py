@@ -23,8 +23,10 @@ from drafthead.files import ForeignFileError, foreign
 from drafthead.target.files import AGAIN, INDEX, fingerprint_of, local_files, read_index
 from drafthead.target.rope import head_rope
 
-_EMBEDDING = ("model.embed_tokens.weight", "language_model.model.embed_tokens.weight", "embed_tokens.weight")
-_NORM = ("model.norm.weight", "language_model.model.norm.weight", "norm.weight")
+_EMBEDDING, _NORM = (
+    tuple(f"{prefix}{name}.weight" for prefix in ("model.", "language_model.model.", "model.language_model.", ""))
+    for name in ("embed_tokens", "norm")
+)
 SCORED_ROWS = 512  # whose logits `TargetHead.stats` holds at a time; of gpt-oss 412 MB
 _HEAD = ("lm_head.weight", "language_model.lm_head.weight")
 # Keys that scale or cap logits beyond lm_head(norm(h)).

@@ -8,6 +8,7 @@ import huggingface_hub
 import pytest
 
 from drafthead import artifacts
+from drafthead.engine.offline import engine_arguments
 from drafthead.exporting.card import push_head, response_source, write_card
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import import_head
@@ -55,6 +56,20 @@ def test_a_card_names_what_is_known_and_what_is_not(head):
     ):  # fmt: skip
         assert part in text, f"{part!r} is not in\n{text}"
     assert "None" not in text.replace("None has been stated", "")
+
+
+@pytest.mark.parametrize("layout", ["vllm", "speculators"])
+def test_a_head_in_either_layout_is_served_with_the_flags_that_it_needs(tmp_path, layout):
+    """Two layers like the target's, which vLLM would put into several groups of cache."""
+    deep = ("head.num_layers=2", "head.num_attention_heads=8", "head.num_key_value_heads=2", "head.head_dim=32")
+    first = recipe_at(tmp_path / "first", *deep)
+    write_run(first)
+    recipe = recipe_at(tmp_path / "second", *deep, f"export.format={layout}")
+    import_head(recipe, str(export_head(first, serve_check=False)))
+    directory = str(export_head(recipe, serve_check=False))
+    given = {"model": directory} if layout == "speculators" else {"speculative_config": {"model": directory}}
+    assert engine_arguments(recipe, **given)["disable_hybrid_kv_cache_manager"]
+    assert "--disable-hybrid-kv-cache-manager" in write_card(recipe).read_text()
 
 
 def test_results_and_licence_appear_without_touching_the_artifact(head, tmp_path):

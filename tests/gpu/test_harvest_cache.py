@@ -14,6 +14,7 @@ from drafthead.planning import Assumed
 from drafthead.planning.memory import check_fits, refusal, request_bytes
 from drafthead.planning.stages import plan_stages
 from drafthead.target.pieces import load_target_spec
+from tests.damage import edit_config
 from tests.engine.shards import config_without_model
 from tests.public_targets import RECIPES
 
@@ -66,6 +67,13 @@ def test_what_does_not_start_is_known_before_the_weights_are_loaded(name, public
     recipe = load_recipe(REPO_ROOT / "configs" / f"{name}.yaml")
     found = {gpu for gpu, gib in GPUS_GIB.items() if refusal(recipe, gib)}
     assert found == TOO_SMALL.get(name, set())
+
+
+def test_weights_of_an_unknown_quantisation_refuse_nothing(target):
+    recipe = load_recipe(overrides=[f"target.path={target}"])
+    for method, refused in (("fp8", True), ("compressed-tensors", False)):
+        edit_config(target, quantization_config={"quant_method": method})
+        assert bool(refusal(recipe, 1)) == refused
 
 
 def test_a_plan_says_it_and_a_harvest_refuses(public_targets, monkeypatch):

@@ -64,6 +64,13 @@ def in_shards(target: Path, *shards: dict[str, torch.Tensor]) -> None:
         save_file(shard, target / f"{i}.safetensors")
 
 
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model.", ""])
+def test_pieces_are_found_by_the_names_of_every_family(target: Path, prefix):
+    whole, expected = load_file(target / "model.safetensors"), load_pieces(str(target))
+    save_file({n.replace("model.", prefix, 1): t for n, t in whole.items()}, target / "model.safetensors")
+    assert_same(load_pieces(str(target)), expected)
+
+
 def test_pieces_are_found_in_shards_and_in_tied_embeddings(target: Path):
     whole = load_file(target / "model.safetensors")
     expected = load_pieces(str(target))

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import coverage
+from drafthead.exporting.card import write_card
 from drafthead.exporting.export import export_head
 from drafthead.target.pieces import load_target_spec
 from drafthead.target.tokenizer import special_tokens
@@ -68,6 +69,7 @@ def test_a_run_by_coverage_trains_reports_and_exports(fresh_recipe):
     tensors, config = load_file(head / "model.safetensors"), json.loads((head / "config.json").read_text())
     assert config["draft_vocab_size"] == len(tensors["d2t"]) == tensors["lm_head.weight"].shape[0] == size
     assert load_target_spec(recipe.target_path).vocab_size == len(tensors["t2d"])
+    assert f"draft vocabulary {size}," in write_card(recipe).read_text()
 
 
 def with_categories(recipe) -> None:

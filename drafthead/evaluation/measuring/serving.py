@@ -111,6 +111,8 @@ def measure_serving(recipe: Recipe, plan: Plan, directory: Path, leave_out: bool
             f"{errors}\nNot measured: {', '.join(failed)}. All else is kept, the same command continues"
             + "; what fails again is then left out of the result" * rest
         )
+    if not failed:
+        record.unlink(missing_ok=True)  # what failed has passed
     ran = len([*directory.glob("runs-*.parquet")])
     counts = {"servers": ran, "skipped": list(plan.skipped), "failed": list(failures.values())}
     counts["prompts_per_level"] = {level.name: len(requests) for level, requests in prompts.items()}
