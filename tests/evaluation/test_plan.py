@@ -203,7 +203,10 @@ def test_the_prompts_advised_for_a_category_hold_enough_of_it(tmp_path):
 
 def _measured_without_vllm(failing, recipe, directory, index, run, prompts):
     if (run.name, run.block) in failing:
-        raise ServerError("vLLM did not start: it ended with code 1. Last lines of x.log:\nValueError: no such head")
+        raise ServerError(
+            "vLLM did not start: it ended with code 1. Last lines of x.log:\nValueError: no such head\n    "
+            "For further information visit https://errors.pydantic.dev/2.14/v/greater_than_equal"
+        )
     rng, requests, runs = np.random.default_rng(index), [], []
     for level in run.levels:
         extra = {"k": run.k, "block": run.block, "load": level.load.name, "workload": level.workload.name}

@@ -96,7 +96,7 @@ def measure_serving(recipe: Recipe, plan: Plan, directory: Path, leave_out: bool
                 _run_server(recipe, directory, index, run, prompts)
             except ServerError as error:
                 failed[run.name] = error
-                lines = str(error).splitlines()
+                lines = [line for line in str(error).splitlines() if "errors.pydantic.dev" not in line]
                 failures[f"{index:02d}-{run.name}"] = " ".join([f"{run.name}:", *dict.fromkeys((lines[0], lines[-1]))])
                 if run.method == BASELINE:  # what the others are compared with
                     break
