@@ -4,6 +4,7 @@ import contextlib
 import gc
 import logging
 import os
+import random
 import runpy
 import socket
 import subprocess
@@ -122,7 +123,9 @@ def settle_heap() -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port of this machine that nobody listens on, none of those that Linux gives to outgoing connections."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
