@@ -10,7 +10,7 @@ import secrets
 import shutil
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -146,8 +146,8 @@ def atomic_path(path: Path, needed: int = 0) -> Iterator[Path]:
     it is given (safetensors 0.8: `.tmpXXXXXX`), which could not be told from another writer's. The folder is removed
     before `path` exists, so that a killed writer leaves nothing beside a complete file.
 
-    Others may write the same content under this name. Whoever is first removes the temporary files of all, those of
-    killed writers among them, and the others, whose file is there, end without an error.
+    Others may write the same content under this name. Whoever is done removes the temporary files of all, those of
+    killed writers among them, and a writer without its own ends without an error where the file is there.
 
     Args:
         path: the name that the file gets.
@@ -161,26 +161,23 @@ def atomic_path(path: Path, needed: int = 0) -> Iterator[Path]:
         remove_leftovers(path)  # now, not once this file is complete
     check_space(path, needed)
     # Random: writers on several machines have the same process ids.
-    mark, before = secrets.token_hex(4), _version(path)
+    mark = secrets.token_hex(4)
     aside, whole = (path.with_name(f".{path.name}.{mark}{kind}.tmp") for kind in ("", ".whole"))
     temporary = aside / path.name
     aside.mkdir()
     try:
-        try:
-            yield temporary
-        except Exception as error:
-            if not ran_out(error):
-                raise
-            remove_leftovers(path)  # so that the next try has their room
-            raise _disk_full(path, str(error)) from error
+        yield temporary
         mode = aside.stat().st_mode & 0o644  # as the umask allows
         os.replace(temporary, whole)
         remove_aside(aside)
         whole.chmod(mode)  # some writers create files that only their owner can read
         sync(whole)
         os.replace(whole, path)
-    except Exception:  # libraries differ in what they raise where a folder is gone
-        if aside.exists() or whole.exists() or _version(path) == before:
+    except Exception as error:  # libraries differ in what they raise where a folder is gone
+        if ran_out(error):
+            remove_leftovers(path)  # so that the next try has their room
+            raise _disk_full(path, str(error)) from error
+        if aside.exists() or whole.exists() or not path.exists():
             raise
     finally:
         remove_aside(aside)
@@ -189,19 +186,12 @@ def atomic_path(path: Path, needed: int = 0) -> Iterator[Path]:
     remove_leftovers(path)
 
 
-def _version(path: Path) -> tuple[int, int] | None:
-    """What changes when a file of this name is replaced; None where there is none."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
-
-
 def remove_leftovers(path: Path) -> None:
     """Delete the temporary files that other writers of `path`, or killed ones, have beside it."""
     for aside in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        remove_aside(aside)
+        with suppress(OSError):  # another removes it
+            # Renamed first: its writer must not find the folder without its file.
+            remove_aside(aside.replace(aside.with_suffix(".gone.tmp")))
 
 
 def remove_aside(path: Path) -> None:

@@ -6,11 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from drafthead import artifacts
 from drafthead.artifacts import ArtifactError
-from drafthead.files import DiskFullError, atomic_path, delete_folder, remove_aside, write_json
+from drafthead.files import DiskFullError, atomic_path, delete_folder, remove_leftovers, write_json
 from tests.damage import half_written
 
 
@@ -34,12 +35,14 @@ def test_an_artifact_from_claim_to_manifest(tmp_path):
 
 def test_many_may_claim_the_same_at_once(tmp_path):
     def claim(number: int) -> bool:
-        finished = artifacts.begin(tmp_path / "states", "states", {"aux layers": [2]})
-        (tmp_path / "states" / f"shard-{number}").write_bytes(b"rows")
+        directory = tmp_path / f"states-{number // 8}"
+        finished = artifacts.begin(directory, "states", {"aux layers": [2]})
+        (directory / f"shard-{number}").write_bytes(b"rows")
         return finished
 
     with ThreadPoolExecutor(16) as pool:
-        assert not any(pool.map(claim, range(64)))
+        assert not any(pool.map(claim, range(800)))
+    assert not [*tmp_path.rglob(".*")]
 
 
 def test_another_identity_is_refused_with_both_values(tmp_path):
@@ -87,20 +90,25 @@ def test_of_two_writers_the_later_one_does_not_stop_the_first(tmp_path, write):
     assert [*tmp_path.iterdir()] == [path]
     with pytest.raises(FileNotFoundError), atomic_path(path):  # an error of its own
         (tmp_path / "other").read_text()
-    with pytest.raises(FileNotFoundError), atomic_path(path) as temporary:  # nobody has written it since
-        remove_aside(temporary.parent)
-    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "other"):
-        pass
+    with atomic_path(path) as late:  # begun after the first one's renaming, before its removal of temporary files
+        remove_leftovers(path)
+        write(late)
+    assert [*tmp_path.iterdir()] == [path]
+    with pytest.raises((FileNotFoundError, SafetensorError)), atomic_path(tmp_path / "other") as lost:  # noqa: PT012
+        remove_leftovers(tmp_path / "other")
+        write(lost)
     (long := tmp_path / ("x" * 250)).write_text("before")  # whose temporary name is too long
     with pytest.raises(OSError, match="too long"), atomic_path(long):
         pass
 
 
 def test_a_full_disk_gets_back_what_killed_writers_took(tmp_path):
-    half_written(tmp_path / "part")
-    with pytest.raises(DiskFullError), atomic_path(tmp_path / "part"):
-        raise OSError(errno.ENOSPC, "No space left on device")
-    assert not [*tmp_path.iterdir()]
+    for before in ([], ["part"]):
+        half_written(tmp_path / "part")
+        with pytest.raises(DiskFullError), atomic_path(tmp_path / "part"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        assert [path.name for path in tmp_path.iterdir()] == before
+        (tmp_path / "part").write_text("whole")
 
 
 def test_what_lies_below_a_hidden_folder_is_no_part_of_an_artifact(tmp_path):

@@ -204,7 +204,7 @@ def _run(arguments: list[str], ranks: int, streams: list[str], variables: dict[s
         places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {} for rank in range(max(1, ranks))]
         processes = [Fork(command, env=variables | place, **options) for place in places]
     deadline = float("inf")
-    while any(process.poll() is None for process in processes):
+    while None in [process.poll() for process in processes]:  # of all: any() would stop at a rank that waits for others
         if any(process.returncode for process in processes):
             deadline = min(deadline, time.monotonic() + _GRACE)
         for process in processes if time.monotonic() > deadline else ():
