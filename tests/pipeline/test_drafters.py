@@ -128,6 +128,7 @@ def test_the_confidence_head_has_learned(compared):
     assert tensors["confidence_head.proj.weight"].abs().max() > 0
 
 
+@pytest.mark.long
 def test_a_dspark_head_is_served_by_model_runner_v2(compared, tmp_path):
     """Its Triton kernels interpreted: on a CPU slower than drafting is worth, but the head is accepted."""
     pytest.importorskip("triton")
