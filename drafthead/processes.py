@@ -49,13 +49,14 @@ def end_with_launcher() -> None:
     """In a rank: end when the launcher that started it is killed, as it does not pass that on.
 
     A script that somebody started by hand is left alone: closing the terminal must not end it. A launcher that was
-    killed before this call, while Python loaded, has left the rank to process 1, whose command is not the script's.
+    killed before this call, while Python loaded, has left the rank to process 1, whose command names no script of ours.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ:
         _end_with_parent()
         with suppress(OSError):  # no /proc, or one that shows only a user's own processes
             first = Path("/proc/1/cmdline").read_text().split("\0")
-            if os.getppid() == 1 and Path(sys.argv[0]).name not in [Path(word).name for word in first]:
+            ours = [Path(word).name for word in sys.orig_argv if word.endswith(".py")]  # argv: runpy's
+            if os.getppid() == 1 and not any(Path(word).name in ours for word in first):
                 os._exit(1)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -93,6 +94,22 @@ def test_nothing_outlives_a_process_that_was_killed(name, tmp_path):
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
+
+
+def test_a_rank_goes_on_whose_launcher_is_process_1(tmp_path):
+    """As in a container. train/draft.py runs train/eagle3.py by runpy, under whose name process 1 does not know it."""
+    (tmp_path / "eagle3.py").write_text(
+        "from drafthead.processes import end_with_launcher; end_with_launcher(); print('went on')"
+    )
+    shutil.copy(REPO_ROOT / "train/draft.py", tmp_path)
+    launch = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
+    command = ["unshare", "-pf", "--mount-proc", sys.executable, "-c", launch, sys.executable, tmp_path / "draft.py"]
+    try:
+        subprocess.run([*command[:3], "true"], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this user may not make processes of their own numbers")
+    done = subprocess.run(command, env=os.environ | LAUNCHED, cwd=REPO_ROOT, capture_output=True, text=True)
+    assert done.stdout == "went on\n", done.stderr
 
 
 @pytest.mark.parametrize("launched", [True, False])

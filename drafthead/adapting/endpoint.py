@@ -74,17 +74,22 @@ class Recorder:
 
     Attributes:
         head: which drafts now.
+        swaps: how many there were.
     """
 
     def __init__(self, settings: AdaptConfig, directory: Path, head: str) -> None:
-        self.head = head
+        self.head, self.swaps = head, 0
         self._settings, self._redact = settings, redaction(settings.redact)
         self._counts, self._captured = Log(directory / "counts"), Log(directory / "captured", capture_key())
         self._purged = 0.0
 
+    def swapped(self, head: str) -> None:
+        """Another head drafts from now on."""
+        self.head, self.swaps = head, self.swaps + 1
+
     async def watch(self, outputs: AsyncIterator[Any], delta: bool) -> AsyncIterator[Any]:
         """The outputs of a request as they come; the last one is written down before it is passed on."""
-        client, head = _CLIENT.get(Client()), self.head
+        client, head, swaps = _CLIENT.get(Client()), self.head, self.swaps
         prompt: list[int] | None = None
         response: list[int] = []
         async for output in outputs:
@@ -94,7 +99,7 @@ class Recorder:
                 response = []
             response += said.token_ids
             if output.finished and prompt:
-                head = head if head == self.head else MIXED
+                head = head if swaps == self.swaps else MIXED  # also where the first one is back
                 try:
                     self._write(client, head, prompt, response, said.spec_decode_metrics)
                 except Exception as error:  # no request fails because it could not be written down
@@ -170,7 +175,7 @@ class Adapting:
                 await engine.collective_rpc("swap_draft", args=(head,))
             except Exception as error:  # whatever the engine says: the old head goes on
                 return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 409)
-            self._recorder.head = head
+            self._recorder.swapped(head)
         return JSONResponse({"head": self._recorder.head})
 
 

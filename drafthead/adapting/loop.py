@@ -20,6 +20,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +33,7 @@ from drafthead.adapting import drift
 from drafthead.adapting.capture import DAY_S, KEY, Log, Record, capture_key
 from drafthead.adapting.control import Control, folder
 from drafthead.adapting.drift import Verdict, decide
+from drafthead.adapting.endpoint import MIXED
 from drafthead.adapting.rows import TooFewError, write_rows
 from drafthead.cli import run_script
 from drafthead.config import Recipe
@@ -47,7 +49,7 @@ SERVED, ATTEMPTS = "served", 3  # trainings on one alarm, each on twice the toke
 POLL_S = 1.0
 _REQUEST = "roll-back"  # a file
 _MEMORY = Path("/dev/shm")
-TURN_S, _TURNS = 15.0, (0, 1, 1, 0)  # of a trial: seconds, and whose (ABBA)
+TURN_S, _TURNS = 15.0, (0, 1, 1, 0)  # of a trial: seconds at first, and whose (ABBA)
 
 
 class Head(BaseModel):
@@ -69,6 +71,7 @@ class State(BaseModel):
         probation: whether the head in service is still compared with the one before it.
         forgotten: number of the last training whose copies of captured text are deleted.
         reference_from: requests of the head from then on are what later ones are compared with; in a trial, its start.
+        turn_s: of a trial, in seconds.
         reference: those requests, once there are enough: as the server wrote them down, without their tokens.
         history: what happened when, from the start.
     """
@@ -81,6 +84,7 @@ class State(BaseModel):
     forgotten: int = 0
     probation: bool = False
     reference_from: float
+    turn_s: float = TURN_S
     reference: list[Record] = []
     history: list[dict[str, Any]] = []
 
@@ -177,8 +181,8 @@ class Loop:
         getattr(self, f"_{self.state.phase}")()
 
     def in_turn(self) -> str:
-        """The head that drafts now: that in service, but in a trial every other quarter of a minute the candidate."""
-        turn = int((time.time() - self.state.reference_from) / TURN_S)
+        """The head that drafts now: that in service, but in a trial the candidate in half of the turns."""
+        turn = int((time.time() - self.state.reference_from) / self.state.turn_s)
         return self.candidate.name if self.state.phase == "trial" and _TURNS[turn % 4] else self.served.name
 
     def _watch(self) -> None:
@@ -258,7 +262,7 @@ class Loop:
         own, served = (rows[rows.method == name] for name in (OWN, SERVED))
         verdict = decide(served, own, self.recipe.adapt.worse_by)
         if verdict.promoted and self.recipe.adapt.trial_requests:
-            state.phase = "trial"
+            state.phase, state.turn_s = "trial", TURN_S
             self._compare_from_now()
             self.note("trial", candidate.name, verdict.why, gains=verdict.figures())
         else:
@@ -273,6 +277,10 @@ class Loop:
         ]
         if min(map(len, sides)) >= wanted:
             self._judge(decide(pd.DataFrame(sides[0]), pd.DataFrame(sides[1]), self.recipe.adapt.worse_by))
+        elif sum(r["head"] == MIXED for r in since) > 10 * wanted:  # responses take longer than turns
+            self.state.turn_s *= 2
+            self._compare_from_now()
+            self.save()
 
     def _judge(self, verdict: Verdict) -> None:
         """Promote the candidate, or refuse it."""
@@ -376,14 +384,20 @@ def in_memory(directory: Path) -> None:
 def run_loop(loop: Loop, server: Control, ended: Callable[[], bool], noted: Callable[[Loop], Any]) -> None:
     """Step until `ended` says so and nothing is in progress; `noted` is called after each event."""
     over, events = False, 0
-    while not over:
-        over = ended()  # before the step, which may be the one that sees the last requests
-        loop.answer_request()  # made during a step of minutes; the server has been told already
-        server.load(loop.head_dir(loop.in_turn()))
-        while loop.answer_request():  # asked for between the two
+    if loop.state.phase == "trial":  # begins anew: one head had all that came while no loop ran
+        loop._compare_from_now()
+    try:
+        while not over:
+            over = ended()  # before the step, which may be the one that sees the last requests
+            loop.answer_request()  # made during a step of minutes; the server has been told already
             server.load(loop.head_dir(loop.in_turn()))
-        loop.step()
-        if len(loop.state.history) > events:
-            events, over = len(loop.state.history), False
-            noted(loop)
-        time.sleep(0 if over else POLL_S)
+            while loop.answer_request():  # asked for between the two
+                server.load(loop.head_dir(loop.in_turn()))
+            loop.step()
+            if len(loop.state.history) > events:
+                events, over = len(loop.state.history), False
+                noted(loop)
+            time.sleep(0 if over else POLL_S)
+    finally:
+        with suppress(ValueError):  # a candidate in its turn does not go on serving without a loop
+            server.load(loop.head_dir(loop.served.name))

@@ -216,7 +216,7 @@ def parse_messages(rows: Any) -> tuple[Message, ...]:
     if not any(m["role"] == "user" for m in kept):
         raise RowError("no user message")
     for message in kept:
-        if not message["content"] and not message.get("tool_calls"):
+        if not message["content"] and not message.get("tool_calls") and message["role"] != "tool":
             raise RowError(f"the text of a message of role {message['role']} is empty")
     return tuple(kept)
 
@@ -254,9 +254,35 @@ def _parse_message(row: Any) -> Message:
         message |= {key: str(row[key]) for key in ("name", "tool_call_id") if row.get(key)}
     if role == "assistant":
         thought = next((row[key] for key in THOUGHT_KEYS if row.get(key)), None)
+        head, _, rest = message["content"].partition("</think>")
+        if thought is None and head.lstrip().startswith("<think>") and rest.strip():
+            thought, message["content"] = head.lstrip().removeprefix("<think>") or None, rest
         message |= {"thinking": thought} if isinstance(thought, str) else {}
-        message |= {"tool_calls": parse_json(row["tool_calls"])} if row.get("tool_calls") else {}
+        calls = _calls(row)
+        message |= {"tool_calls": calls} if calls else {}
     return message
+
+
+def _calls(row: Mapping[str, Any]) -> list[Any]:
+    """The tool calls of a message, their arguments an object as in vLLM (0.32, renderers/chat_utils.py), whatever text
+    they are stored as, for chat templates write them as JSON themselves."""
+    calls, old = parse_json(row.get("tool_calls")), parse_json(row.get("function_call"))
+    if not calls and old:  # OpenAI's format before that of tools
+        calls = [{"type": "function", "function": old}]
+    if not isinstance(calls or [], list):
+        raise RowError("tool_calls must be a list")
+    return [_call(call) for call in calls or []]
+
+
+def _call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    try:
+        arguments = parse_json(function.get("arguments"))
+    except RowError:
+        arguments = {}
+    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, Mapping) else {}}}
 
 
 def _text(content: Any) -> str:

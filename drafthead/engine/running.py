@@ -10,6 +10,7 @@ an error, and the same command continues.
 """
 
 import argparse
+import logging
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ from drafthead.engine.offline import keep_engines_in_this_process
 from drafthead.processes import ends_with_parent
 from drafthead.progress import progress_bar, wait_until
 
+logger = logging.getLogger(__name__)
 LOOK_EVERY = 5.0  # seconds; how often the bar follows the engines or their files
 
 
@@ -138,7 +140,7 @@ def run_on_node(task: Task, jobs: Sequence[Job], workers: int) -> None:
         queue, done = manager.Queue(), manager.Queue()
         for job in jobs:
             queue.put(job)
-        running = set()
+        running, failures = set(), []
         for devices in _devices(task.gpus, workers):  # a pool each: one whose process died ends its other processes
             pool = stack.enter_context(ProcessPoolExecutor(1, context, ends_with_parent()))
             running.add(pool.submit(run_engine, task, queue.get_nowait, done.put, devices, workers))
@@ -147,10 +149,13 @@ def run_on_node(task: Task, jobs: Sequence[Job], workers: int) -> None:
             while not done.empty():
                 bar.update(done.get())
             for worker in ended:
-                if isinstance(error := worker.exception(), BrokenProcessPool):
-                    raise ValueError("an engine's process died; what it said is above. Run the same command again")
-                if error:
-                    raise error
+                if error := worker.exception():
+                    failures.append(error)
+                    logger.error("an engine failed (%s); %d others go on", error, len(running))
+        if any(isinstance(error, BrokenProcessPool) for error in failures):
+            raise ValueError("an engine's process died; what it said is above. Run the same command again")
+        if failures:
+            raise failures[0]
         follow(bar, jobs)
 
 

@@ -286,7 +286,7 @@ class Server:
             ServerError: the server is gone.
         """
         response = self.request("GET", "/metrics")
-        if self.log_path is None and response.is_error:
+        if self.log_path is None and not response.is_success:  # of a redirection, too
             return {}
         return parse_metrics(response.raise_for_status().text)
 

@@ -224,7 +224,15 @@ def _parquet_rows(path: Path) -> Iterable[dict[str, Any]]:
     from datasets import load_dataset  # takes a second to import
 
     pattern = glob.escape(str(path))  # otherwise brackets are one
-    return load_dataset("parquet", data_files=pattern, split="train", streaming=True)
+    rows = load_dataset("parquet", data_files=pattern, split="train", streaming=True)
+    return ({name: _without_nulls(value) for name, value in row.items()} for row in rows)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Arrow gives every object the keys that those of other rows have, tools and the arguments of calls among them."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _lines(path: Path, may_be_list: bool) -> Iterator[tuple[int, bytes]]:

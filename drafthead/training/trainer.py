@@ -74,8 +74,7 @@ def train(recipe: Recipe) -> Path:
             locks.hold(recipe.states_dir("train"), PROGRESS_LOCK)
         trainer = Trainer(recipe, inputs)
     except BaseException:
-        if first:
-            artifacts.unclaim(recipe.run_dir)
+        artifacts.unclaim(recipe.run_dir)  # also of a later rank, which may have claimed it again
         raise
     if first:
         before = None if inputs.start is None else noted_prompts(inputs.start.run_dir)
@@ -180,8 +179,6 @@ class Trainer:
         self.main, self.device = self.accelerator.is_main_process, self.accelerator.device
         self.dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         check_ranks({**inputs.identity, "draft vocabulary": artifacts.digest(self.vocabulary.d2t.tolist())})
-        if config.tracker != "none":
-            start_tracker(self.accelerator, recipe)
         self.engine, self.optimizer = self.accelerator.prepare(module, build_optimizer(config, draft))
         self.stream = plan_stream(
             inputs.train, found.windows, config.tokens_per_batch, config.seed, config.epochs, config.batches_per_step
@@ -199,6 +196,8 @@ class Trainer:
         self.replayed, self.looping = replayed_documents(inputs.validation, self.drafter, recipe.eval.max_tokens)
         self.prefetch = Prefetch(self.stream, self._read, self.device)
         self.state = checkpoint.restore(recipe.run_dir, config, self.accelerator, self.engine, self.vocabulary)
+        if config.tracker != "none":
+            start_tracker(self.accelerator, recipe)  # the first that writes: a recipe that is refused leaves no run
         self._describe(found)
 
     def fit(self, log: MetricsLog) -> None:

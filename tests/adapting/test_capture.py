@@ -85,7 +85,7 @@ def test_a_request_says_its_workload_and_its_consent(headers, client):
     assert client_of(headers) == client
 
 
-def answered(recorder: Recorder, client: Client, pieces: list[list[int]], delta: bool, swap: str = "") -> list:
+def answered(recorder: Recorder, client: Client, pieces: list[list[int]], delta: bool, swap: tuple = ()) -> list:
     """What a client gets of a request that comes in pieces."""
     metrics = RequestSpecDecodeMetrics.new(3)
     for accepted in (2, 0, 3):
@@ -94,8 +94,8 @@ def answered(recorder: Recorder, client: Client, pieces: list[list[int]], delta:
     async def outputs():
         for i, piece in enumerate(pieces):
             last = i == len(pieces) - 1
-            if last and swap:
-                recorder.head = swap
+            for head in swap if last else ():
+                recorder.swapped(head)
             said = CompletionOutput(0, "", piece, None, None, finish_reason="stop" if last else None)
             said.spec_decode_metrics = metrics if last else None
             yield RequestOutput("r", None, SECRET, None, [said], last)
@@ -136,8 +136,9 @@ def test_a_response_that_streams_is_put_together(tmp_path):
     assert [list(r["response_ids"]) for r in Log(tmp_path / "captured").read()] == [[7, 8, 9]] * 2
 
 
-def test_a_request_during_which_the_head_changed_belongs_to_none(tmp_path):
-    answered(recorder(tmp_path), Client("code", True), [[7], [8]], delta=True, swap="head-b")
+@pytest.mark.parametrize("swap", [("head-b",), ("head-b", "head-a")])
+def test_a_request_during_which_the_head_changed_belongs_to_none(tmp_path, swap):
+    answered(recorder(tmp_path), Client("code", True), [[7], [8]], delta=True, swap=swap)
     assert Log(tmp_path / "counts").read()[0]["head"] == MIXED
 
 

@@ -11,6 +11,7 @@ import pytest
 from drafthead.adapting import drift
 from drafthead.adapting.capture import Log
 from drafthead.adapting.control import folder
+from drafthead.adapting.endpoint import MIXED
 from drafthead.adapting.history import write_history
 from drafthead.adapting.loop import SERVED, Head, Loop, in_memory, run_loop
 from drafthead.artifacts import begin, finish
@@ -170,6 +171,23 @@ def test_real_requests_decide_after_the_replay(loop, trial_requests, needed, ser
     write(folder(loop.recipe) / "counts", rows[:1])
     loop.step()
     assert (loop.served.name, state.phase, state.probation, state.history[-1]["event"]) == wanted
+
+
+def test_a_trial_of_responses_longer_than_its_turns_has_longer_ones_and_ends_with_the_head_in_service(loop):
+    state, loads = loop.state, []
+    loop.recipe = loop.recipe.changed("adapt", trial_requests=20)
+    state.phase, state.cycle, state.reference_from = "trial", 1, NOW
+    answered(loop, 50, 0.6, NOW)
+    run_loop(loop, SimpleNamespace(load=lambda head: loads.append(head.name)), lambda: True, lambda _: None)
+    assert state.reference_from > NOW + 4000, "what came before the loop went on is not compared"
+    assert (state.turn_s, loads[-1]) == (15.0, "tiny")
+    start = state.reference_from
+    write(folder(loop.recipe) / "counts", requests(201, 0.6, head=MIXED, start=start))
+    loop.step()
+    assert (reopened(loop).state.turn_s, state.phase) == (30.0, "trial")
+    assert state.reference_from > start
+    state.reference_from = time.time() - 31
+    assert loop.in_turn() == "tiny-adapt-1"
 
 
 @pytest.mark.parametrize("looping", [SERVED, OWN])

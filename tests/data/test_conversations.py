@@ -1,5 +1,7 @@
 """Conversations from data sets' many spellings: what comes out is a prompt, and what cannot be one has a reason."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,8 @@ def chat(*pairs: tuple[str, str]) -> tuple[dict, ...]:
 
 
 USER, SYSTEM = chat(("user", "u")), chat(("system", "s"))
-CALL = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
+CALL = [{"type": "function", "function": {"name": "f", "arguments": {"city": "Paris"}}}]
+AS_TEXT = [{"type": "function", "function": {"name": "f", "arguments": '{"city": "Paris"}'}}]  # as OpenAI stores it
 
 
 @pytest.mark.parametrize(
@@ -26,6 +29,28 @@ CALL = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
         (
             [*USER, {"role": "assistant", "tool_calls": CALL}],
             (*USER, {**chat(("assistant", ""))[0], "tool_calls": CALL}),
+        ),
+        *(
+            (
+                [*USER, {"role": "assistant", "content": "a", **given}],
+                (*USER, {"role": "assistant", "content": "a", **kept}),
+            )
+            for given, kept in (
+                ({"tool_calls": AS_TEXT}, {"tool_calls": CALL}),
+                ({"tool_calls": json.dumps(AS_TEXT)}, {"tool_calls": CALL}),
+                ({"function_call": AS_TEXT[0]["function"]}, {"tool_calls": CALL}),
+                (
+                    {"tool_calls": [{"function": {"name": "f", "arguments": "Paris"}}]},
+                    {"tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+                ),
+                ({"tool_calls": "[]"}, {}),
+                ({"tool_calls": []}, {}),
+            )
+        ),
+        ([*USER, {"role": "tool", "content": ""}], (*USER, {"role": "tool", "content": ""})),  # of mkdir
+        (
+            [*USER, {"role": "gpt", "content": "\n<think>\nt\n</think>\n\na"}],
+            (*USER, {"role": "assistant", "content": "\n\na", "thinking": "\nt\n"}),
         ),
         (
             [*USER, {"role": "function", "content": "1", "name": "f", "tool_call_id": "c"}],
@@ -49,6 +74,7 @@ def test_messages_are_normalised(rows, expected):
         (SYSTEM, "no user"),
         ([{"role": "user", "content": [{"image_url": "x"}]}], "not text"),
         ([{"role": "assistant", "tool_calls": "{"}], "JSON"),
+        ([{"role": "assistant", "tool_calls": {"name": "f"}}], "list"),
     ],
 )
 def test_what_is_no_conversation_has_a_reason(rows, reason):

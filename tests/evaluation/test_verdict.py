@@ -63,6 +63,22 @@ def test_the_four_decisions(levels, loads, decision, up_to):
     assert re.search(r"[+-]\d+\.\d% \[[+-]\d", verdict.reason)
 
 
+def test_a_gain_beside_a_loss_that_no_interval_resolves_decides_nothing(levels):
+    """8 requests at once are unresolved, the gain at 32 is resolved, and the slower pairs at 8 outweigh it."""
+    by_load = {level.concurrency: level for level in levels if level.K == 3}
+    pairs, unresolved = by_load[8].paired.copy(), dict.fromkeys(by_load[8].changes, Change(-0.02, -0.5, 0.4))
+    noise = np.where(np.arange(len(pairs)) % 2, 2.0, 0.1)  # hardly a prompt as fast as another
+    pairs["share_s_head"] *= noise
+    verdict = decide(
+        [replace(by_load[8], paired=pairs, changes=unresolved), replace(by_load[4], concurrency=32)],
+        {8: 0.95, 32: 0.05},
+    )
+    assert [at.decision for at in verdict.levels] == [UNKNOWN, DEPLOY]
+    assert verdict.change.value < 0
+    assert not verdict.change.resolved
+    assert (verdict.decision, verdict.up_to) == (UNKNOWN, None)
+
+
 @pytest.mark.parametrize("shares", [{2: 0.98, 4: 0.02}, {2: 0.9, 4: 0.02, 8: 0.08}])
 def test_a_loss_over_the_traffic_is_not_deployed_however_it_is_spread(levels, shares):
     """A loss of 20 % at 2 requests at once, itself unresolved, beside a gain at 4."""

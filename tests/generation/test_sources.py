@@ -121,6 +121,13 @@ def test_tools_and_the_response_travel_with_the_prompt(tmp_path):
     assert all(p.response == {"role": "assistant", "content": "b"} for p in prompts)
 
 
+def test_parquet_gives_no_row_the_keys_of_other_rows_tools(tmp_path):
+    tools = [[{"name": "f", "parameters": {key: {"type": "string"}}}] for key in ("city", "symbol")]
+    rows = [{"messages": [{"role": "user", "content": str(i)}], "tools": one} for i, one in enumerate(tools)]
+    prompts = prompts_of(pool_of("mine", write_rows(tmp_path / "own.parquet", rows)))
+    assert sorted([list(p.tools) for p in prompts], key=str) == tools
+
+
 def test_a_few_bad_rows_of_a_public_data_set_are_counted_not_fatal(tmp_path):
     rows = [{"question": f"question {i}"} for i in range(9)] + [{"question": "\ud800"}]
     pool = pool_of("gsm8k", write_rows(tmp_path / "rows.jsonl", rows))

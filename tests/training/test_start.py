@@ -27,7 +27,7 @@ from drafthead.training.inputs import find_start, open_inputs, survey
 from drafthead.training.trainer import LossModule, train
 from tests.damage import edit_config
 from tests.exporting.runs import random_weights, shape_of, write_random_head, write_run
-from tests.training.launching import entries, forget_after, losses, run
+from tests.training.launching import entries, forget_after, launch, losses, run
 from tests.training.synthetic import small_recipe
 
 CPU = torch.device("cpu")
@@ -179,11 +179,22 @@ def test_a_start_from_a_run_that_is_still_going_stays_the_same_when_that_ends(an
     assert open_inputs(recipe).identity == finished
 
 
-def test_a_recipe_that_is_refused_leaves_no_run(fresh_recipe):
+def test_a_recipe_that_is_refused_leaves_no_run(fresh_recipe, monkeypatch):
     recipe = fresh_recipe("head.type=peagle", "head.num_draft_positions=3", "head.mask_token_id=3000")
     token = int(open_inputs(recipe).train.tokens(0)[0][0])
-    with pytest.raises(ValueError, match=f"head.mask_token_id {token} occurs"):
-        train(recipe.model_copy(update={"head": recipe.head.model_copy(update={"mask_token_id": token})}))
+    refused = recipe.model_copy(update={"head": recipe.head.model_copy(update={"mask_token_id": token})})
+    for rank in "01":  # the second begins after the first has ended
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(ValueError, match=f"head.mask_token_id {token} occurs"):
+            train(refused)
+        assert not recipe.run_dir.exists()
+
+
+@pytest.mark.slow
+def test_a_recipe_that_is_refused_after_its_model_is_made_leaves_no_run_either(fresh_recipe):
+    recipe = fresh_recipe()
+    refused = launch(recipe, "train.tracker=tensorboard", "train.batches_per_step=100000")
+    assert "do not fill one optimiser step" in refused.stderr
     assert not recipe.run_dir.exists()
 
 

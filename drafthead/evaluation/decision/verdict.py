@@ -183,6 +183,8 @@ def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | N
             text = f"{reason}; up to {up_to} {change_text(change)} output throughput"
     if change.resolved and change.value < 0:  # loads that are each unresolved may lose together
         up_to, decision = None, DO_NOT
+    elif change.value < 0 and decision in (DEPLOY, UP_TO):
+        up_to, decision = None, UNKNOWN
     return Verdict(levels[0].workload, levels[0].method, levels[0].K, decision, up_to, change, text, tuple(found))
 
 
