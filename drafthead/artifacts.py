@@ -121,10 +121,11 @@ def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = 
 def unclaim(directory: Path) -> None:
     """Give up a directory in which nothing but the claim was written, so that another recipe may try."""
     locks.let_go(directory)
-    if [path.name for path in directory.iterdir()] == [IDENTITY]:
-        (directory / IDENTITY).unlink()
-        if not directory.is_symlink():  # a user's link to another disk stays
-            directory.rmdir()
+    with suppress(OSError):  # another rank gives it up at the same time
+        if [path.name for path in directory.iterdir()] == [IDENTITY]:
+            (directory / IDENTITY).unlink()
+            if not directory.is_symlink():  # a user's link to another disk stays
+                directory.rmdir()
 
 
 def _claimed(directory: Path, identity: dict[str, Any], thinned: bool) -> bool:

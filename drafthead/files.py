@@ -189,9 +189,9 @@ def atomic_path(path: Path, needed: int = 0) -> Iterator[Path]:
 def remove_leftovers(path: Path) -> None:
     """Delete the temporary files that other writers of `path`, or killed ones, have beside it."""
     for aside in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        with suppress(OSError):  # another removes it
-            # Renamed first: its writer must not find the folder without its file.
-            remove_aside(aside.replace(aside.with_suffix(".gone.tmp")))
+        with suppress(OSError):  # first, so that its writer does not find the folder without its file
+            aside = aside.replace(aside.with_suffix(".gone.tmp"))
+        remove_aside(aside)
 
 
 def remove_aside(path: Path) -> None:

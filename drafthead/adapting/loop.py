@@ -120,7 +120,10 @@ class Loop:
         make_folder(directory)
         directory.chmod(0o700)
         if (path := directory / "state.json").exists():
-            return cls(recipe, command, State.model_validate(artifacts.read_json(path)))
+            loop = cls(recipe, command, State.model_validate(artifacts.read_json(path)))
+            if loop.state.phase == "trial":  # begins anew: one head had all that came while no loop ran
+                loop._compare_from_now()
+            return loop
         artifacts.require(recipe.head_dir, "head", "python export/head.py RECIPE")
         now = time.time()
         loop = cls(recipe, command, State(heads=[Head(name=recipe.name, since=now)], reference_from=now))
@@ -384,8 +387,6 @@ def in_memory(directory: Path) -> None:
 def run_loop(loop: Loop, server: Control, ended: Callable[[], bool], noted: Callable[[Loop], Any]) -> None:
     """Step until `ended` says so and nothing is in progress; `noted` is called after each event."""
     over, events = False, 0
-    if loop.state.phase == "trial":  # begins anew: one head had all that came while no loop ran
-        loop._compare_from_now()
     try:
         while not over:
             over = ended()  # before the step, which may be the one that sees the last requests
@@ -399,5 +400,7 @@ def run_loop(loop: Loop, server: Control, ended: Callable[[], bool], noted: Call
                 noted(loop)
             time.sleep(0 if over else POLL_S)
     finally:
-        with suppress(ValueError):  # a candidate in its turn does not go on serving without a loop
-            server.load(loop.head_dir(loop.served.name))
+        if loop.state.phase == "trial":  # a candidate in its turn does not go on serving without a loop
+            loop.answer_request()
+            with suppress(ValueError):
+                server.load(loop.head_dir(loop.served.name))

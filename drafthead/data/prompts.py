@@ -254,35 +254,40 @@ def _parse_message(row: Any) -> Message:
         message |= {key: str(row[key]) for key in ("name", "tool_call_id") if row.get(key)}
     if role == "assistant":
         thought = next((row[key] for key in THOUGHT_KEYS if row.get(key)), None)
-        head, _, rest = message["content"].partition("</think>")
-        if thought is None and head.lstrip().startswith("<think>") and rest.strip():
-            thought, message["content"] = head.lstrip().removeprefix("<think>") or None, rest
-        message |= {"thinking": thought} if isinstance(thought, str) else {}
+        before, _, after = message["content"].partition("</think>")
         calls = _calls(row)
+        if thought is None and before.lstrip().startswith("<think>") and (after.strip() or calls):
+            thought, message["content"] = before.lstrip().removeprefix("<think>"), _text(after.lstrip("\n"))
+            thought = thought if thought.strip() else None
+        message |= {"thinking": thought} if isinstance(thought, str) else {}
         message |= {"tool_calls": calls} if calls else {}
     return message
 
 
 def _calls(row: Mapping[str, Any]) -> list[Any]:
     """The tool calls of a message, their arguments an object as in vLLM (0.32, renderers/chat_utils.py), whatever text
-    they are stored as, for chat templates write them as JSON themselves."""
-    calls, old = parse_json(row.get("tool_calls")), parse_json(row.get("function_call"))
-    if not calls and old:  # OpenAI's format before that of tools
-        calls = [{"type": "function", "function": old}]
-    if not isinstance(calls or [], list):
-        raise RowError("tool_calls must be a list")
-    return [_call(call) for call in calls or []]
+    they are stored as: chat templates write them as JSON themselves."""
+    calls, old = parse_json(row.get("tool_calls") or []), _object(row.get("function_call"))
+    if not calls and old.get("name"):  # OpenAI's format before that of tools
+        calls = {"type": "function", "function": old}
+    return [_call(call) for call in (calls if isinstance(calls, list) else [calls])] if calls else []
 
 
 def _call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
+    if not isinstance(call, Mapping):
         return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _call(call["function"])}
+    return {**call, "arguments": _object(call.get("arguments"))}
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    """An object or that of its JSON text; an empty one for anything else."""
     try:
-        arguments = parse_json(function.get("arguments"))
+        value = parse_json(value)
     except RowError:
-        arguments = {}
-    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, Mapping) else {}}}
+        return {}
+    return value if isinstance(value, Mapping) else {}
 
 
 def _text(content: Any) -> str:

@@ -40,7 +40,7 @@ from jinja2.exceptions import TemplateError
 
 from drafthead.artifacts import MANIFEST, read_json
 from drafthead.config import Recipe
-from drafthead.data.prompts import THOUGHT_KEYS, Message, Prompt
+from drafthead.data.prompts import THOUGHT_KEYS, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -149,21 +149,10 @@ class KeptResponses:
             raise UnrenderableError(NO_RESPONSE, prompt.id)
         if response.get("tool_calls"):
             raise UnrenderableError(IS_CALL, prompt.id)
-        thought, content = response.get("thinking"), response["content"]
-        if not thought:
-            return self._repeated(prompt, prompt_ids, effort, {"content": content}, response)
-        try:
-            message = {"content": content} | dict.fromkeys(THOUGHT_KEYS, thought)
-            return self._repeated(prompt, prompt_ids, effort, message, response)
-        except UnrenderableError:  # of a template that knows none, thoughts are text
-            message = {"content": f"<think>{thought}</think>{content}"}
-            return self._repeated(prompt, prompt_ids, effort, message, response)
-
-    def _repeated(
-        self, prompt: Prompt, prompt_ids: list[int], effort: str, message: Message, response: Message
-    ) -> list[int]:
-        """What the template makes of a message, of which it must repeat the response."""
-        whole = self._render(prompt, effort, {"role": "assistant", **message})
+        thought = response.get("thinking")
+        message = {"role": "assistant", "content": response["content"]}
+        message |= dict.fromkeys(THOUGHT_KEYS, thought) if thought else {}
+        whole = self._render(prompt, effort, message)
         if whole[: len(prompt_ids)] != prompt_ids:
             raise UnrenderableError(UNSTABLE, prompt.id)
         rest = whole[len(prompt_ids) :]
@@ -171,7 +160,7 @@ class KeptResponses:
         if end is None:
             raise UnrenderableError(NO_STOP, prompt.id)
         parsed = self._parse(rest[: end + 1])
-        for wanted, found in ((response["content"], parsed.content), (response.get("thinking"), parsed.thinking)):
+        for wanted, found in ((response["content"], parsed.content), (thought, parsed.thinking)):
             if wanted is not None and wanted.strip() != found.strip():
                 raise UnrenderableError(ALTERED, prompt.id)
         return rest[: end + 1]

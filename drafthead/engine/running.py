@@ -151,7 +151,8 @@ def run_on_node(task: Task, jobs: Sequence[Job], workers: int) -> None:
             for worker in ended:
                 if error := worker.exception():
                     failures.append(error)
-                    logger.error("an engine failed (%s); %d others go on", error, len(running))
+                    if running:
+                        logger.error("an engine failed (%s); %d others go on", error, len(running))
         if any(isinstance(error, BrokenProcessPool) for error in failures):
             raise ValueError("an engine's process died; what it said is above. Run the same command again")
         if failures:

@@ -232,7 +232,9 @@ def _without_nulls(value: Any) -> Any:
     """Arrow gives every object the keys that those of other rows have, tools and the arguments of calls among them."""
     if isinstance(value, dict):
         return {key: _without_nulls(one) for key, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+    if isinstance(value, list) and value and isinstance(value[0], dict | list):  # thousands of token ids are none
+        return [_without_nulls(one) for one in value]
+    return value
 
 
 def _lines(path: Path, may_be_list: bool) -> Iterator[tuple[int, bytes]]:

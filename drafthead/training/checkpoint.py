@@ -11,7 +11,6 @@ whose files all verify is resumed. DeepSpeed's `latest` file is no marker: it lo
 optimiser files without an error.
 """
 
-import errno
 import io
 import logging
 import pickle
@@ -130,9 +129,7 @@ def newest(run_dir: Path) -> tuple[Path, TrainState] | None:
             if not (broken := verify_files(path)):
                 state = read_json(path / STATE_FILE)
                 return path, TrainState(**{**state, "acceptance_per_position": tuple(state["acceptance_per_position"])})
-        except (ArtifactError, OSError, TypeError, KeyError) as error:  # or state.json of another version
-            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.EACCES):
-                raise  # it is not the checkpoint's fault
+        except (ArtifactError, FileNotFoundError, TypeError, KeyError) as error:  # or state.json of another version
             broken = [str(error)]
         logger.warning("checkpoint %s is damaged (%s): trying an older one", path.name, ", ".join(broken))
     return None

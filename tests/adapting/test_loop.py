@@ -178,6 +178,9 @@ def test_a_trial_of_responses_longer_than_its_turns_has_longer_ones_and_ends_wit
     loop.recipe = loop.recipe.changed("adapt", trial_requests=20)
     state.phase, state.cycle, state.reference_from = "trial", 1, NOW
     answered(loop, 50, 0.6, NOW)
+    loop.save()
+    loop = reopened(loop)
+    state = loop.state
     run_loop(loop, SimpleNamespace(load=lambda head: loads.append(head.name)), lambda: True, lambda _: None)
     assert state.reference_from > NOW + 4000, "what came before the loop went on is not compared"
     assert (state.turn_s, loads[-1]) == (15.0, "tiny")

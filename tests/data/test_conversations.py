@@ -43,14 +43,22 @@ AS_TEXT = [{"type": "function", "function": {"name": "f", "arguments": '{"city":
                     {"tool_calls": [{"function": {"name": "f", "arguments": "Paris"}}]},
                     {"tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
                 ),
-                ({"tool_calls": "[]"}, {}),
+                ({"tool_calls": json.dumps(AS_TEXT[0])}, {"tool_calls": CALL}),
+                ({"tool_calls": [AS_TEXT[0]["function"]]}, {"tool_calls": [CALL[0]["function"]]}),
+                ({"tool_calls": "[]", "function_call": "none"}, {}),
+                ({"tool_calls": "", "function_call": {"name": None, "arguments": None}}, {}),
                 ({"tool_calls": []}, {}),
             )
         ),
         ([*USER, {"role": "tool", "content": ""}], (*USER, {"role": "tool", "content": ""})),  # of mkdir
         (
             [*USER, {"role": "gpt", "content": "\n<think>\nt\n</think>\n\na"}],
-            (*USER, {"role": "assistant", "content": "\n\na", "thinking": "\nt\n"}),
+            (*USER, {"role": "assistant", "content": "a", "thinking": "\nt\n"}),
+        ),
+        ([*USER, {"role": "gpt", "content": "<think>\n</think>\n\na"}], (*USER, {"role": "assistant", "content": "a"})),
+        (
+            [*USER, {"role": "gpt", "content": "<think>t</think>\n", "tool_calls": CALL}],
+            (*USER, {"role": "assistant", "content": "", "thinking": "t", "tool_calls": CALL}),
         ),
         (
             [*USER, {"role": "function", "content": "1", "name": "f", "tool_call_id": "c"}],
@@ -74,7 +82,6 @@ def test_messages_are_normalised(rows, expected):
         (SYSTEM, "no user"),
         ([{"role": "user", "content": [{"image_url": "x"}]}], "not text"),
         ([{"role": "assistant", "tool_calls": "{"}], "JSON"),
-        ([{"role": "assistant", "tool_calls": {"name": "f"}}], "list"),
     ],
 )
 def test_what_is_no_conversation_has_a_reason(rows, reason):

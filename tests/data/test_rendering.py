@@ -109,14 +109,14 @@ def test_a_thought_that_the_template_writes_is_generated_too(tokenizer):
     assert response == "<think>\n\n</think>\n\nGood day.<|end|>"
 
 
-@pytest.mark.parametrize("text", ["{{ m.content }}", "<think>{{ m.thinking }}</think>{{ m.content }}"])
-def test_a_thought_in_the_text_is_one_of_the_response_whatever_the_template_makes_of_it(tokenizer, text):
+def test_a_thought_in_the_text_of_the_data_is_the_thought_of_the_response(tokenizer):
     given = "<think>\nAgain?\n</think>\n\nGood day."
-    chat = replace(BARE, response=parse_messages([USER, {**ASSISTANT, "content": given}])[1])
-    template = CHATML.replace(
-        "{{ m.content }}", f"{{% if m.role == 'user' %}}{{{{ m.content }}}}{{% else %}}{text}{{% endif %}}"
-    )
-    assert keep(with_template(tokenizer, template), {6}, chat)[1] == f"{given}<|end|>"
+    thought = "{% if m.thinking %}<think>{{ m.thinking }}</think>\n\n{% endif %}{{ m.content }}"
+    chat = prompt(USER, content=given)
+    assert keep(with_template(tokenizer, CHATML.replace("{{ m.content }}", thought)), {6}, chat)[1] == f"{given}<|end|>"
+    with pytest.raises(UnrenderableError) as caught:
+        keep(with_template(tokenizer, CHATML), {6}, chat)  # which writes none
+    assert caught.value.reason == rendering.ALTERED
 
 
 @pytest.mark.parametrize(
