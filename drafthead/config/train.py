@@ -39,7 +39,7 @@ class TrainConfig(Section):
     batches_per_step: int = Field(default=1, gt=0)
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for matrices between hidden states; the rest stays AdamW
     learning_rate: float = Field(gt=0)
-    muon_learning_rate: float = Field(default=0.014, gt=0)  # in units of spectral norm per step
+    muon_learning_rate: float = Field(default=0.02, gt=0)  # in units of spectral norm per step
     decay_ratio: float | None = Field(default=None, gt=0, le=1)  # WSD over the last share of steps; None: cosine
     precision: Literal["fp32", "bf16"] = "bf16"
     zero_stage: Literal[0, 1, 2, 3] = 1
