@@ -30,8 +30,8 @@ TIMES = {
 # tests/generation/test_one_pass.py compares them.
 LEFT_OUT = ("*/logs/*", "*/deepspeed/*", "data/once/states/*")
 # Appended to line by line and cut back to the checkpoint by a resumed run, or replaced as training goes on: what they
-# end with is only there when the run is whole.
-GROWING = ("metrics.jsonl", "progress.json")
+# end with is only there when the run is whole. Of servers that failed there is a note until they have passed.
+GROWING = ("metrics.jsonl", "progress.json", "failed.json")
 
 
 def visible_files(folder: Path, deep: bool) -> list[Path]:

@@ -38,7 +38,7 @@ def test_serving_survives_a_kill(campaign, chooser):
     while not kill_once(stage, root, ROUGHLY, *moment, chooser, *campaign.overrides):  # it was over
         stage.clear(root)
         moment = ("start-up", "main")
-    measured = stage.payload(root)
+    measured = stage.payload(root, finished=False)
     finish(stage, root, *campaign.overrides)
     assert measured.items() <= stage.payload(root).items()
     assert not stage.leftovers(root)
