@@ -34,7 +34,7 @@ from drafthead.data.prompts import (
     read_prompts,
     write_prompts,
 )
-from drafthead.generation.sources import LOCAL, WITHHELD, Located, locate, read, read_row
+from drafthead.generation.sources import CATALOGUE, LOCAL, WITHHELD, Located, locate, read, read_row
 from drafthead.progress import progress_bar
 
 _ALL = sys.maxsize  # prompts
@@ -219,9 +219,10 @@ def _overlap_notes(overlaps: Sequence[Overlap], settings: PromptsConfig) -> list
     notes = []
     for (train, heldout), found in sorted(pairs.items()):
         worst = max(found, key=lambda overlap: overlap.runs)
+        words = f": `{worst.words}`" if heldout in CATALOGUE else ""  # of nobody's own text: notes go to logs
         notes.append(
             f"{len(found)} training prompts of {train} share 13 words with held-out {heldout}, such as "
-            f"{worst.train.id} with {worst.heldout.id}: `{worst.words}`; {decision}"
+            f"{worst.train.id} with {worst.heldout.id}{words}; {decision}"
         )
     return notes
 

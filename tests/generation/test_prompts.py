@@ -212,6 +212,7 @@ def test_overlaps_within_a_single_file_are_reported_and_kept(tmp_path):
     counts = make_prompts(whole(tmp_path, rows))["counts"]
     assert counts["train"] == 2
     assert "kept" in counts["notes"][0]
+    assert "`" not in counts["notes"][0], "no text of a file of one's own"
 
 
 @pytest.mark.parametrize(
