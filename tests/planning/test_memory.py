@@ -105,6 +105,8 @@ def test_every_stage_cuts_up_what_it_says(stage):
     assert (shared["gradients"] < alone["gradients"]) == (stage >= 2)
     assert (shared["weights"] < alone["weights"] / 3.9) == (stage == 3)
     assert shared["activations"] == alone["activations"]
+    told = deepspeed_config(config(zero_stage=stage, precision="bf16"), torch.nn.Linear(2, 2))
+    assert (told["zero_optimization"]["stage"], told["bf16"]["enabled"]) == (stage, True)
 
 
 def test_buckets_overlap_and_are_announced(monkeypatch):
