@@ -32,11 +32,9 @@ def main() -> None:
     if args.dry_run:
         dry_run(recipe, args, {"harvest": args.tokens_per_second})
         return
-    if args.part and recipe.states.one_pass:
-        raise ValueError("--part does not go with states.one_pass: one command moves the states; use --cluster")
     check_fits(recipe)
     one_engine = recipe.states.spool_shards is not None  # start the command again for another
-    harvest(recipe, running.runner(args, recipe.engine.tensor_parallel_size, one_engine))
+    harvest(recipe, running.runner(args, recipe, one_engine))
     print_states(recipe)
 
 

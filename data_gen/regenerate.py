@@ -23,11 +23,9 @@ def main() -> None:
     if args.dry_run:
         dry_run(recipe, args, {"regenerate": args.tokens_per_second})
         return
+    run = running.runner(args, recipe)
     if recipe.states.one_pass:
-        if args.part:
-            raise ValueError("--part does not go with states.one_pass: one command moves the states; use --cluster")
         check_fits(recipe)
-    run = running.runner(args, recipe.engine.tensor_parallel_size)
     regenerate(recipe, run)
     print_responses(recipe)
     if recipe.states.one_pass:

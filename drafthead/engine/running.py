@@ -28,6 +28,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from tqdm import tqdm
 
+from drafthead.config import Recipe
 from drafthead.engine.offline import keep_engines_in_this_process
 from drafthead.processes import ends_with_parent
 from drafthead.progress import progress_bar, wait_until
@@ -88,18 +89,20 @@ OPTIONS = (
 )
 
 
-def runner(args: argparse.Namespace, gpus: int, alone: bool = False) -> Runner:
+def runner(args: argparse.Namespace, recipe: Recipe, alone: bool = False) -> Runner:
     """What does the work.
 
     Args:
         args: the command line's OPTIONS.
-        gpus: that an engine takes.
+        recipe: with the GPUs that an engine takes, and whether one command moves the states.
         alone: one engine unless the command line wants more.
 
     Raises:
         ValueError: options contradict each other, or no engine is wanted.
     """
-    workers = node_engines(gpus, 1 if alone and args.workers is None else args.workers)
+    if args.part is not None and recipe.states.one_pass:
+        raise ValueError("--part does not go with states.one_pass: one command moves the states; use --cluster")
+    workers = node_engines(recipe.engine.tensor_parallel_size, 1 if alone and args.workers is None else args.workers)
     if args.cluster:
         if args.part is not None:
             raise ValueError(f"--part {args.part} shares work without Ray, --cluster with it; give one of them")

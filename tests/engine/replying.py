@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextmanager
-def replying(reply: Callable[[], str], idle_s: float = math.inf) -> Iterator[str]:
+def replying(reply: Callable[[], str], idle_s: float = math.inf, status: int = 200) -> Iterator[str]:
     """The URL of a server, a thread of this process, that replies to every request, whatever its key.
 
     A connection that was idle for longer is closed when it is used again, as by a server whose limit is just over.
@@ -24,7 +24,7 @@ def replying(reply: Callable[[], str], idle_s: float = math.inf) -> Iterator[str
                 self.close_connection = True
                 return
             body = reply().encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -127,6 +127,13 @@ def _check_as_endpoint(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         endpoint_server(EndpointConfig(**{k: v for k, v in given.items() if k != "api_key_env"}))
 
 
+@pytest.mark.parametrize("status", [200, 302, 404])
+def test_an_endpoint_that_does_not_tell_its_metrics_has_none(status):
+    with replying(lambda: 'vllm:generation_tokens_total{engine="0"} 7.0', status=status) as url:
+        found = Server(url, "theirs", "key").metrics()
+    assert found == ({"vllm:generation_tokens": 7.0} if status == 200 else {})
+
+
 def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(tmp_path, monkeypatch):
     """A module that does not know vLLM's flags, and ends as vLLM does, without its import."""
     monkeypatch.setattr(module, "SERVER_MODULE", "tokenize")

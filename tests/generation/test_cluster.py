@@ -17,7 +17,7 @@ import pytest
 from tqdm import tqdm
 
 from drafthead.artifacts import ArtifactError, read_json
-from drafthead.config import Recipe
+from drafthead.config import Recipe, load_recipe
 from drafthead.data.responses import SPLITS
 from drafthead.data.shard import shard_path, write_shard
 from drafthead.data.store import StateStore, verify_store
@@ -202,11 +202,13 @@ def test_commands_that_share_the_work_do_each_job_once(tmp_path: Path):
         *(({"part": part}, "--part") for part in ("0/2", "3/2", "2", "a/b")),
         ({"workers": 0}, "--workers 0"),
         ({"part": "1/2", "cluster": True}, "--part 1/2 .*--cluster"),
+        ({"part": "1/2", "one_pass": True}, "--part .*one_pass"),
     ],
 )
 def test_options_that_share_no_work_are_refused(options, named):
+    recipe = load_recipe().changed("states", one_pass=options.get("one_pass", False))
     with pytest.raises(ValueError, match=named):
-        running.runner(Namespace(**{"cluster": False, "workers": None, "part": None} | options), gpus=1)
+        running.runner(Namespace(**{"cluster": False, "workers": None, "part": None} | options), recipe)
 
 
 @pytest.mark.slow
