@@ -38,11 +38,13 @@ REACHED = 0.9  # of what was requested: below it the level is labelled, not comp
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """One prompt to send: its id, the token ids the server reads, and HTTP headers beside those of every request."""
+    """One prompt to send: its id, the token ids the server reads, HTTP headers beside those of every request, and its
+    longest output where that is not the load's."""
 
     id: str
     prompt_ids: list[int]
     headers: dict[str, str] = field(default_factory=dict)
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -309,6 +311,7 @@ async def stream_request(
     sent = time.perf_counter()
     try:
         body = options | {"prompt": request.prompt_ids}
+        body |= {"max_tokens": request.max_tokens} if request.max_tokens else {}
         async with session.post("/v1/completions", json=body, headers=request.headers) as response:
             if not response.ok:
                 error = f"{response.status} {response.reason}: {(await response.text())[:300]}"

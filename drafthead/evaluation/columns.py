@@ -12,8 +12,8 @@ from drafthead.files import atomic_path
 _MEANING = yaml.safe_load((resources.files("drafthead.evaluation") / "columns.yaml").read_text(encoding="utf-8"))
 
 ACCEPTANCE_COLUMNS: dict[str, str] = _MEANING["acceptance"]
-FORMULAS: dict[str, str] = _MEANING["times"]
-REQUEST_COLUMNS: dict[str, str] = _MEANING["level"] | _MEANING["requests"] | FORMULAS
+FORMULAS: dict[str, str] = _MEANING["times"] | _MEANING["derived"]
+REQUEST_COLUMNS: dict[str, str] = _MEANING["level"] | _MEANING["requests"] | _MEANING["times"]
 RUN_COLUMNS: dict[str, str] = _MEANING["level"] | _MEANING["runs"]
 
 

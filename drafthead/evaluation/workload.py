@@ -8,7 +8,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from drafthead.artifacts import MANIFEST, ArtifactError, reference, require
 from drafthead.config.evaluation import HEADS, LABELS, OWN, SAMPLED, Method, MethodConfig
 from drafthead.config.recipe import Recipe, local_or_hub
-from drafthead.data.prompts import KIND, read_prompts, read_trained_on
+from drafthead.data.prompts import KIND, Prompt, cut, prompt_id, read_prompts, read_trained_on
 from drafthead.data.rendering import UnrenderableError, renderer
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vllm import check_files, check_tensor_files
@@ -75,13 +75,20 @@ class Workload:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def load_workload(recipe: Recipe, effort: str | None = None, max_tokens: int = 0, draft_tokens: int = 0) -> Workload:
+def load_workload(
+    recipe: Recipe,
+    effort: str | None = None,
+    max_tokens: int = 0,
+    draft_tokens: int = 0,
+    opening: bool = False,
+) -> Workload:
     """Read and render the held-out prompts.
 
     Args:
         recipe: its prompts, target and eval sections are used.
         effort: reasoning effort told to the chat template; None: the recipe's main one.
         max_tokens, draft_tokens: longest response and drafts, where they are longer than the recipe's.
+        opening: of every conversation its first question alone.
 
     Raises:
         ArtifactError: the prompts artifact is missing or half finished.
@@ -89,6 +96,8 @@ def load_workload(recipe: Recipe, effort: str | None = None, max_tokens: int = 0
     """
     require(recipe.prompts_dir, KIND, "python data_gen/prompts.py RECIPE", every_byte=True)
     heldout = read_prompts(recipe.prompts_dir, "heldout")
+    if opening:
+        heldout = list({p.id: p for p in map(_opening, heldout)}.values())
     render = renderer(recipe, load_tokenizer(recipe))
     rendered, unrenderable = [], Counter[str]()
     for p in heldout:
@@ -108,6 +117,13 @@ def load_workload(recipe: Recipe, effort: str | None = None, max_tokens: int = 0
             f"engine.max_model_len {recipe.engine.max_model_len} leaves {room}; raise it or lower eval.max_tokens"
         )
     return Workload(fitting, len(rendered) - len(fitting), dict(unrenderable))
+
+
+def _opening(prompt: Prompt) -> Prompt:
+    if not prompt.messages:
+        return prompt
+    messages = cut(prompt.messages, "first")[0][0]
+    return replace(prompt, messages=messages, id=prompt_id(messages, tools=prompt.tools))
 
 
 def where_to_add_prompts(recipe: Recipe) -> str:

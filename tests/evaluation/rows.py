@@ -16,7 +16,7 @@ from drafthead.evaluation.results.levels import ServingRows, read_serving
 
 CATEGORIES = ("chat", "code", "long", "structured")
 K = 3
-TIMES = ("ttft_s", "e2e_s", "tpot_s", "itl_s", "tpot_all_s", "duration_s")
+TIMES = ("ttft_s", "ttfot_s", "e2e_s", "tpot_s", "itl_s", "itl_answer_s", "tpot_all_s", "duration_s")
 POSITIONS = (0.7, 0.45, 0.25)  # joint prefix acceptance under load
 LENGTHS = {k: 1 + sum(POSITIONS[:k]) for k in range(1, K + 1)}
 JUDGED = ("output_tokens_per_s", "e2e_p50")  # the measures that a verdict without a service level rests on
@@ -128,8 +128,8 @@ def request_row(rng: np.random.Generator, method: str, concurrency: int, index: 
     ttft = 0.02 / speed * rng.lognormal(0, 0.05)
     return dict.fromkeys(REQUEST_COLUMNS, 0) | _level(method, concurrency) | {
         "prompt_id": f"p{index:03d}", "error": "", "prompt_tokens": 100, "output_tokens": tokens,
-        "start_s": 0.1 * index, "ttft_s": ttft, "e2e_s": ttft + tpot * (tokens - 1), "tpot_s": tpot, "itl_s": tpot,
-        "tpot_all_s": ttft / tokens + tpot,
+        "start_s": 0.1 * index, "ttft_s": ttft, "ttfot_s": 2 * ttft, "e2e_s": ttft + tpot * (tokens - 1),
+        "tpot_s": tpot, "itl_s": tpot, "tpot_all_s": ttft / tokens + tpot,
     }  # fmt: skip
 
 

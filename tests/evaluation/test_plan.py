@@ -1,6 +1,7 @@
 """Plans of recipes and presets, checked without a server: who is started, what is sent, what is left out and why."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import get_args
@@ -162,9 +163,27 @@ def test_a_preset_crosses_workloads_with_loads_and_scales_their_prompts(tmp_path
 def test_techniques_vary_one_axis_at_a_time(tmp_path):
     plan = preset_plan(tiny_recipe(tmp_path), load_preset("techniques"))
     head = next(run for run in plan.runs if (run.method, run.k) == ("eagle3", 5))
-    axes = {(level.temperature > 0, level.load.name != "c1", level.workload.name != "all") for level in head.levels}
+    axes = {(level.temperature > 0, level.load.name != "c1", level.workload.name != "mixed") for level in head.levels}
     assert all(sum(axis) <= 1 for axis in axes)
     assert {run.k for run in plan.runs if run.method == "eagle3"} == {1, 3, 5, 7, 10, 15}
+    assert {run.method for run in plan.runs if "mixed-c1-t0" in {level.name for level in run.levels}} == {
+        "none", "eagle3", "ngram"  # what this recipe can serve
+    }  # fmt: skip
+
+
+def test_a_mix_takes_what_its_parts_say_and_does_without_those_that_are_missing(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    write_prompt_artifact(recipe, heldout=[replace(ask(s), source=s) for s in ("mt-bench", "instruct-coder")])
+    plan = preset_plan(recipe, load_preset("techniques"))
+    prompts = [EvalPrompt(f"{s}{i}", s, [i], s) for s in ("mt-bench", "instruct-coder", "gsm8k") for i in range(100)]
+    sent = next(
+        v for level, v in plan_prompts(recipe, plan, Workload(prompts, 0)).items() if level.name == "mixed-c1-t0"
+    )
+    assert Counter((r.id.rstrip("0123456789"), r.max_tokens) for r in sent) == {
+        ("mt-bench", 100): 100, ("instruct-coder", 500): 80,
+    }  # fmt: skip
+    assert len({r.max_tokens for r in sent[:20]}) == 2  # side by side, not one after the other
+    assert any("creative-writing" in line for line in plan.skipped)
 
 
 def test_a_workload_without_prompts_is_left_out_with_what_to_add(tmp_path):

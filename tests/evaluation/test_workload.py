@@ -11,6 +11,8 @@ from drafthead.config import REPO_ROOT
 from drafthead.data.prompts import Prompt, prompt_id, write_trained_on
 from drafthead.data.rendering import CONTROL_TOKEN
 from drafthead.engine.offline import on_cpu
+from drafthead.evaluation.measuring.presets import load_preset, preset_plan
+from drafthead.evaluation.measuring.serving import plan_prompts
 from drafthead.evaluation.workload import EvalPrompt, Workload, identity, load_workload, prompt_room, speculative_config
 from drafthead.target.files import fingerprint_of
 from tests.artifacts import ask, write_prompt_artifact
@@ -97,6 +99,22 @@ def test_prompts_that_do_not_fit_are_counted_and_refused_where_none_does(tmp_pat
     write_prompt_artifact(none_fits, train=[ask("train")], heldout=[long])
     with pytest.raises(ValueError, match="eval.max_tokens"):
         load_workload(none_fits)
+
+
+def test_a_preset_may_send_the_first_question_alone_of_every_conversation(tmp_path):
+    """ShareGPT as the posts sent it; two conversations that begin alike are one."""
+    opening, more = {"role": "user", "content": "What is a heap?"}, ("And a stack?", "And a queue?")
+    talks = [(opening, {"role": "assistant", "content": "A tree."}, {"role": "user", "content": m}) for m in more]
+    recipe = tiny_recipe(tmp_path)
+    heldout = [ask("short"), *(Prompt(prompt_id(talk), "sharegpt", "chat", talk) for talk in talks)]
+    write_prompt_artifact(recipe, train=[ask("train")], heldout=heldout)
+    whole, first = load_workload(recipe), load_workload(recipe, opening=True)
+    assert (len(whole.prompts), len(first.prompts)) == (3, 2)
+    preset = load_preset("redhat-k")
+    few = preset.model_copy(update={"sweeps": (preset.sweeps[0].model_copy(update={"disjoint": False}),)})
+    sent = plan_prompts(recipe, preset_plan(recipe, few), whole, first)
+    assert {request.id for requests in sent.values() for request in requests} == {first.prompts[1].id}
+    assert len(first.prompts[1].prompt_ids) < min(len(p.prompt_ids) for p in whole.prompts[1:])
 
 
 def test_room_is_left_for_every_draft_that_is_measured_or_served(tmp_path):

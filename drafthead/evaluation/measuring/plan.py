@@ -30,12 +30,14 @@ class WorkloadSpec(Section):
     source: str | None = None
     category: str | None = None  # as the recipe names it, or without the source's prefix
     exact: bool = False  # only as the recipe names it
+    opening: bool = False  # of every conversation its first question alone
     random: tuple[int, int] | None = None  # prompt and response length in tokens; throughput only
     prompts: int | None = None  # at every load, at least; None: the experiment's
     max_tokens: int | None = None  # of a response; None: the experiment's
     most_at_once: int | None = None  # loads above it are left out
     turns: int = 1  # more: conversations, each turn with the ones before it as its prefix
     miniature: str | None = None  # category that stands in for it in a miniature
+    parts: tuple["WorkloadSpec", ...] = ()  # what it is mixed of: prompts and longest response of each are its own
 
     @property
     def throughput_only(self) -> bool:
@@ -49,6 +51,8 @@ class WorkloadSpec(Section):
 
     def holds(self, source: str, category: str) -> bool:
         """Whether a prompt belongs to it: by its category where one is asked for, from whatever source."""
+        if self.parts:
+            return any(part.holds(source, category) for part in self.parts)
         if self.category is None:
             return self.source in (None, source)
         return category == self.category or (not self.exact and category.endswith(f"/{self.category}"))

@@ -54,11 +54,7 @@ class PresetSweep(Sweep):
             fewer = {"concurrency": min(load.concurrency or 2, 2), "request_rate": load.request_rate and 20.0}
             small = load.model_copy(update=fewer)
             loads[small.name] = small
-        workloads = []
-        for workload in self.workloads:
-            lengths = workload.random and tuple(max(4, length // 64) for length in workload.random)
-            own = {"category": workload.miniature, "random": lengths}
-            workloads.append(workload.model_copy(update=own | dict.fromkeys(("source", "prompts", "max_tokens"))))
+        workloads = map(_miniature, self.workloads)
         methods = []
         for method in self.methods:
             few = tuple(k for k in method.num_draft_tokens if k <= most_draft_tokens)[:2] or (most_draft_tokens,)
@@ -66,10 +62,16 @@ class PresetSweep(Sweep):
         return self.model_copy(
             update={
                 "workloads": tuple(workloads), "methods": tuple(methods), "loads": tuple(loads.values()),
-                "temperatures": tuple(t for t in self.temperatures if t in (0.0, 0.5)),
+                "temperatures": tuple(t for t in self.temperatures if t in (0.0, 0.5)) or self.temperatures,
                 "prompts_per_level": 4, "prompts_per_place": 0, "max_tokens": 16,
             }
         )  # fmt: skip
+
+
+def _miniature(workload: WorkloadSpec) -> WorkloadSpec:
+    lengths = workload.random and tuple(max(4, length // 64) for length in workload.random)
+    own = {"category": workload.miniature, "random": lengths, "parts": tuple(map(_miniature, workload.parts))}
+    return workload.model_copy(update=own | dict.fromkeys(("source", "prompts", "max_tokens")))
 
 
 class Preset(Section):
@@ -161,13 +163,18 @@ def _with_prompts(sweep: PresetSweep, recipe: Recipe) -> tuple[PresetSweep, dict
         return sweep, {}
     else:  # a source may have any category
         named = {source.name for source in recipe.prompts.sources if source.heldout}
-        there = {(name, w.category or "") for w in sweep.workloads for name in named if w.source in (None, name)}
-    kept = tuple(w for w in sweep.workloads if w.random or any(w.holds(*found) for found in there))
+        single = [part for w in sweep.workloads for part in w.parts or (w,)]
+        there = {(name, w.category or "") for w in single for name in named if w.source in (None, name)}
+
+    def has(workload: WorkloadSpec) -> bool:
+        return workload.random is not None or any(workload.holds(*found) for found in there)
+
+    kept = tuple(w.model_copy(update={"parts": tuple(filter(has, w.parts))}) for w in filter(has, sweep.workloads))
     missing = {
         # A category gets its share of what is drawn evenly from all of them: it needs the whole source.
         x.workload: _EVERY if x.workload.category else x.first + x.prompts
         for x in sorted(sweep.levels(recipe), key=lambda x: x.first + x.prompts)
-        if x.workload not in kept
+        if x.workload not in kept and not x.workload.parts  # of which other tables have each alone
     }
     return sweep.model_copy(update={"workloads": kept}), missing
 

@@ -12,7 +12,10 @@ import json
 import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -75,10 +78,12 @@ def measure_serving(recipe: Recipe, plan: Plan, directory: Path, leave_out: bool
         raise ValueError(f"nothing of this can be run: {'; '.join(plan.skipped)}")
     # A preset may serve longer drafts and responses than the recipe.
     longest = [x.max_tokens for run in plan.runs for x in run.levels if not x.workload.random]
-    workload = load_workload(recipe, None, max(longest, default=0), max(run.k for run in plan.runs))
+    longest_draft = max(run.k for run in plan.runs)
+    load = partial(load_workload, recipe, None, max(longest, default=0), longest_draft)
+    workload, openings = load(), load(opening=True) if plan.sweeps else None
     recipe = served_recipe(recipe, [level.load for run in plan.runs for level in run.levels])
     methods = list(dict.fromkeys([BASELINE, *(run.method for run in plan.runs if not run.endpoint)]))
-    prompts = plan_prompts(recipe, plan, workload)
+    prompts = plan_prompts(recipe, plan, workload, openings)
     sent = {level: [level.name, len(prompts[level]), level.max_tokens] for level in prompts}
     servers = [[run.name, run.block, list(run.flags), [sent[level] for level in run.levels]] for run in plan.runs]
     endpoints = [endpoint.model_dump() for endpoint in recipe.eval.endpoints]
@@ -115,6 +120,7 @@ def measure_serving(recipe: Recipe, plan: Plan, directory: Path, leave_out: bool
         record.unlink(missing_ok=True)  # what failed has passed
     ran = len([*directory.glob("runs-*.parquet")])
     counts = {"servers": ran, "skipped": list(plan.skipped), "failed": list(failures.values())}
+    counts["too_long"] = workload.too_long
     counts["prompts_per_level"] = {level.name: len(requests) for level, requests in prompts.items()}
     finish(directory, counts | {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"})
     return directory
@@ -212,15 +218,22 @@ def _key(run: ServerRun, level: Level) -> dict[str, Any]:
 # Which prompts a level sends: the same ones to every method, in an order that mixes categories.
 
 
-def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload) -> Prompts:
+def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload, openings: Workload | None = None) -> Prompts:
     """Level -> what it sends, for every level of the plan.
+
+    Args:
+        recipe: as it is served.
+        plan: whose levels are filled.
+        workload: the held-out prompts.
+        openings: the first question alone of each of them, for a preset.
 
     Raises:
         ValueError: a workload has no prompts, or too few for levels that share none, or a level has fewer prompts than
             places. A published load may need more than its data set has: of a preset it is named by what was reached.
     """
     levels = list(dict.fromkeys(level for run in plan.runs for level in run.levels))
-    pools = {spec: _pool(recipe, workload, spec) for spec in {level.workload for level in levels}}
+    sources = {spec: openings if openings and spec.opening else workload for spec in {x.workload for x in levels}}
+    pools = {spec: _pool(recipe, source, spec) for spec, source in sources.items()}
     longest_draft, found = max((run.k for run in plan.runs), default=0), {}
     for level in levels:
         pool = pools[level.workload] or _random_prompts(recipe, level, longest_draft)
@@ -252,6 +265,10 @@ def _pool(recipe: Recipe, workload: Workload, spec: WorkloadSpec) -> list[LoadRe
     """An even draw over categories in a fixed order; empty for random tokens, which are made per level."""
     if spec.random:
         return []
+    if spec.parts:
+        drawn = [(part, r) for part in spec.parts for r in _pool(recipe, workload, part)[: part.prompts]]
+        mixed = [replace(request, max_tokens=part.max_tokens) for part, request in drawn]
+        return Random(SEED).sample(mixed, len(mixed))
     prompts = [p for p in workload.prompts if spec.holds(p.source, p.category)]
     if not prompts:
         there = sorted({f"{p.source}/{p.category}" for p in workload.prompts})

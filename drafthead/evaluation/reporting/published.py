@@ -10,7 +10,7 @@ import yaml
 from drafthead.config import REPO_ROOT
 from drafthead.evaluation.reporting.measured_tables import series_name
 from drafthead.evaluation.reporting.tables import Cell, Table, note, number, table
-from drafthead.evaluation.results.levels import MEASURE, Level, geometric_means
+from drafthead.evaluation.results.levels import MEASURE, Level, geometric_means, label
 from drafthead.evaluation.workload import HEAD
 
 FIGURES = REPO_ROOT / "docs" / "published.yaml"
@@ -31,6 +31,7 @@ class Figure:
         percent: printed beside them, or empty.
         post, target, workload, gpus, K: of what.
         method: the post's name of the head; empty where it stands for the recipe's.
+        temperature: of the responses.
         statistic: geomean over the post's levels, or the name of a load.
         measure: with its unit as the last part.
     """
@@ -45,6 +46,7 @@ class Figure:
     gpus: int
     K: int
     method: str
+    temperature: float
     statistic: str
     measure: str
 
@@ -55,7 +57,7 @@ class Figure:
 
     @property
     def lower_is_better(self) -> bool:
-        return self.measure.startswith(("ttft", "tpot", "itl", "e2e_p", "cost"))
+        return self.measure.startswith(("ttf", "tpot", "itl", "e2e_p", "cost"))
 
     @property
     def change(self) -> float:
@@ -76,7 +78,8 @@ def figures() -> Iterator[Figure]:
     """Every figure that has a baseline, those of matrices relative to 100."""
     data = published()
     for entry in (*data["comparisons"], *data["matrices"]):
-        of = {"target": data["posts"][entry["post"]]["target"], "method": entry.get("method", "")}
+        post = data["posts"][entry["post"]]
+        of = {"target": post["target"], "temperature": post.get("temperature", 0), "method": entry.get("method", "")}
         of |= {key: entry[key] for key in ("post", "gpus", "K")}
         for measure, found in entry["measures"].items():
             if "statistic" in entry:
@@ -99,17 +102,16 @@ def published_lengths() -> dict[int, list[float]]:
 def published_table(levels: Sequence[Level], target: str) -> Table | None:
     """What posts print of the same target, workload, GPUs, K and statistic; None where there is nothing.
 
-    A geometric mean is one over the post's loads, all of them, and greedy responses alone are compared.
+    A geometric mean is one over the post's loads, all of them.
 
     Args:
         levels: measured.
         target: the recipe's, by name.
     """
     rows = []
-    greedy = [level for level in levels if " T=" not in level.workload]
     for figure in (figure for figure in figures() if figure.target == target):
-        wanted = (figure.workload, figure.gpus, figure.K, figure.method or HEAD)
-        same = [level for level in greedy if (level.prompts_of, level.gpus, level.K, level.method) == wanted]
+        wanted = (label(figure.workload, figure.temperature, figure.gpus), figure.K, figure.method or HEAD)
+        same = [level for level in levels if (level.workload, level.K, level.method) == wanted]
         if figure.statistic == "geomean":
             loads = published()["posts"][figure.post]["concurrency"]
             of_post = [level for level in same if level.load in {f"c{load}" for load in loads}]

@@ -179,7 +179,10 @@ def _caveats(recipe: Recipe, analysis: Analysis) -> list[str]:
 
 
 def _not_measured(manifest: dict[str, Any]) -> list[str]:
-    return [f"Not measured, as it failed whenever it was tried: {line}" for line in serving.left_out(manifest)]
+    found = [f"Not measured, as it failed whenever it was tried: {line}" for line in serving.left_out(manifest)]
+    if count := manifest["counts"].get("too_long"):
+        found.append(f"{count} held-out prompts are too long to be sent: engine.max_model_len holds the response too.")
+    return found
 
 
 def tracked(analysis: Analysis) -> dict[str, float | str]:

@@ -47,15 +47,20 @@ def completed(requests: pd.DataFrame, runs: pd.DataFrame) -> ServingRows:
     labelled, blocks = [], runs["block"].nunique()
     for rows in (requests, runs):
         rows = rows[rows.groupby(["method", "k", "tensor_parallel"])["block"].transform("nunique") == blocks]
-        apart = rows["temperature"].map(lambda t: f" T={t:g}" if t else "")
-        apart += rows["tensor_parallel"].map(lambda gpus: f" TP{gpus}" if gpus > 1 else "")
+        names = [label(*of) for of in zip(rows["workload"], rows["temperature"], rows["tensor_parallel"], strict=True)]
         total = rows["output_tokens"] + rows["prompt_tokens"]
-        named = rows.assign(prompts_of=rows["workload"], workload=rows["workload"] + apart, total_tokens=total)
+        named = rows.assign(prompts_of=rows["workload"], workload=names, total_tokens=total)
         labelled.append(named)
     requests, runs = labelled
+    requests["itl_answer_s"] = (requests["e2e_s"] - requests["ttfot_s"]) / (requests["output_tokens"] - 1)
     runs["running"] = runs["running"].fillna(runs["achieved"])  # of a server that does not say
     runs["responses"] = runs["requests"] - runs["failed"]
     return ServingRows(requests, runs)
+
+
+def label(workload: str, temperature: float, gpus: int) -> str:
+    """A workload with its temperature and GPUs where they are not 0 and 1."""
+    return f"{workload}{f' T={temperature:g}' if temperature else ''}{f' TP{gpus}' if gpus > 1 else ''}"
 
 
 def steady(rows: ServingRows, workload: str | None = None) -> ServingRows:
@@ -104,8 +109,8 @@ _RATES = (
 )
 # The formulas are those of columns.FORMULAS.
 _TIMES = {
-    "ttft": ("TTFT", 1), "tpot": ("TPOT", 2), "itl": ("ITL (per step)", 2),
-    "tpot_all": ("TPOT with the first token", 2), "e2e": ("Latency", 0),
+    "ttft": ("TTFT", 1), "ttfot": ("TTFOT", 1), "tpot": ("TPOT", 2), "itl": ("ITL (per step)", 2),
+    "itl_answer": ("ITL of the answer", 2), "tpot_all": ("TPOT with the first token", 2), "e2e": ("Latency", 0),
 }  # fmt: skip
 _STATISTICS: dict[str, tuple[str, Callable[..., Any]]] = {
     "mean": ("mean", np.mean), "p50": ("median", np.median),
