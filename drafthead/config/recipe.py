@@ -148,11 +148,12 @@ class StatesConfig(Section):
     # Online mode: at most this many training shards on disk at once, harvested while training reads them.
     spool_shards: int | None = Field(default=None, ge=2)  # None: the whole store is harvested first, and kept
     one_pass: bool = False  # capture the states while the target generates, instead of reading its responses once more
-    prompt_loss: bool = False  # learn to predict prompts too, not responses alone: more disk, time and accepted drafts
+    # Share of a prompt, counted from its end, that is learned too: more accepted drafts for more time and disk.
+    prompt_loss: float = Field(default=0, ge=0, le=1)
 
-    def learns_prompts(self, split: str) -> bool:
-        """Whether a split's prompts are learned from; validation replays responses."""
-        return self.prompt_loss and split == "train"
+    def learned_share(self, split: str) -> float:
+        """Of a split's prompts; validation replays responses."""
+        return self.prompt_loss if split == "train" else 0
 
 
 class ExportConfig(Section):

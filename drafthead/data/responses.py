@@ -184,14 +184,14 @@ class ResponseTokens:
 
     Args:
         directory: of a split's responses.
-        learns_prompts: mark the prompts' tokens as learned too, as a store of such a split does.
+        learned_share: of a prompt, counted from its end, that is marked as learned too, as in a store of the split.
 
     Raises:
         ArtifactError: the directory has no part.
     """
 
-    def __init__(self, directory: Path, learns_prompts: bool = False):
-        self._learns_prompts = learns_prompts
+    def __init__(self, directory: Path, learned_share: float = 0):
+        self._learned_share = learned_share
         columns = [(part, pq.read_table(part, columns=["id"])["id"].to_pylist()) for part in _parts(directory)]
         self.ids: list[str] = [name for _, ids in columns for name in ids]
         self._places = [(part, row) for part, ids in columns for row in range(len(ids))]
@@ -201,7 +201,7 @@ class ResponseTokens:
         part, row = self._places[index]
         table = _read_rows(part)
         pieces = [table[name][row].values.to_numpy().astype(np.int64) for name in _TOKENS]
-        return np.concatenate(pieces), loss_mask(pieces, table["turn"][row].as_py(), self._learns_prompts)
+        return np.concatenate(pieces), loss_mask(pieces, table["turn"][row].as_py(), self._learned_share)
 
 
 def prompt_of(name: str) -> str:
@@ -209,14 +209,15 @@ def prompt_of(name: str) -> str:
     return name.partition("-")[0]
 
 
-def loss_mask(pieces: Sequence[Sequence[int] | np.ndarray], turn: int, learns_prompts: bool) -> np.ndarray:
+def loss_mask(pieces: Sequence[Sequence[int] | np.ndarray], turn: int, learned_share: float) -> np.ndarray:
     """Loss mask (T,) uint8, as in data.shard, of the tokens of a prompt, its response and what follows that.
 
     Of a conversation that is generated turn by turn, the first turn's prompt is learned alone: what a later one repeats
     is learned already.
     """
-    of_prompt = LEARNED_PROMPT if learns_prompts and turn == 0 else 0
-    return np.array([of_prompt, 1, 0], np.uint8).repeat([len(piece) for piece in pieces])
+    prompt, *others = map(len, pieces)
+    learned = round(learned_share * prompt) if turn == 0 else 0
+    return np.array([0, LEARNED_PROMPT, 1, 0], np.uint8).repeat([prompt - learned, learned, *others])
 
 
 def _parts(directory: Path) -> list[Path]:

@@ -169,7 +169,7 @@ class PartWorker:
         write_part(part.path, responses, left_out)
         if isinstance(engine, CapturingEngine):
             states = self._recipe.states
-            jobs = cut_shards(staged, [responses], states.sequences_per_shard, states.learns_prompts(part.split))
+            jobs = cut_shards(staged, [responses], states.sequences_per_shard, states.learned_share(part.split))
             engine.store([(job.path, job.texts()) for job in jobs])
 
     def finish(self) -> None:

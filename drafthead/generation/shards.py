@@ -44,12 +44,12 @@ class ShardJob:
     Attributes:
         path: of the shard.
         responses: its sequences, in order.
-        learns_prompts: whether the head learns from their prompts too.
+        learned_share: of their prompts, counted from the end, that the head learns from too.
     """
 
     path: Path
     responses: Sequence[Response] | ResponseRows
-    learns_prompts: bool = False
+    learned_share: float = 0
 
     @property
     def size(self) -> int:
@@ -74,7 +74,7 @@ class ShardJob:
         texts = []
         for r in self.responses:
             pieces = r.prompt_ids, r.response_ids, r.continuation_ids
-            texts.append((r.id, [*chain(*pieces)], loss_mask(pieces, r.turn, self.learns_prompts).tobytes()))
+            texts.append((r.id, [*chain(*pieces)], loss_mask(pieces, r.turn, self.learned_share).tobytes()))
         return texts
 
 
@@ -83,16 +83,16 @@ def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:
     parts = list(read_parts(recipe.responses_dir(split)).values())
     # Captured while they are generated, shards end where a part ends: parts are generated independently.
     groups = parts if recipe.states.one_pass else [ResponseRows([piece for part in parts for piece in part.pieces])]
-    size, learned = recipe.states.sequences_per_shard, recipe.states.learns_prompts(split)
+    size, learned = recipe.states.sequences_per_shard, recipe.states.learned_share(split)
     return cut_shards(recipe.states_dir(split), groups, size, learned)
 
 
 def cut_shards(
-    directory: Path, groups: Sequence[Sequence[Response] | ResponseRows], size: int, learns_prompts: bool = False
+    directory: Path, groups: Sequence[Sequence[Response] | ResponseRows], size: int, learned_share: float = 0
 ) -> list[ShardJob]:
     """Shards of at most `size` sequences, none of which has sequences of two groups."""
     slices = [group[start : start + size] for group in groups for start in range(0, len(group), size)]
-    return [ShardJob(shard_path(directory, i), responses, learns_prompts) for i, responses in enumerate(slices)]
+    return [ShardJob(shard_path(directory, i), responses, learned_share) for i, responses in enumerate(slices)]
 
 
 def to_do(jobs: Sequence[ShardJob]) -> list[ShardJob]:
@@ -131,7 +131,7 @@ def states_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
         "hidden_size": spec.hidden_size,
         **recipe.states.model_dump(include={"backend", "format", "sequences_per_shard"}),
         "layout": LAYOUT,
-        **{name: True for name in ("one_pass", "prompt_loss") if getattr(recipe.states, name)},
+        **{name: value for name in ("one_pass", "prompt_loss") if (value := getattr(recipe.states, name))},
     }
 
 

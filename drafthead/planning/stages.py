@@ -205,5 +205,6 @@ def states_bytes(recipe: Recipe, spec: TargetSpec, amount: Amount, split: str) -
     separate = fp8 or spec.num_layers not in layers
     per_row = (spec.hidden_size * width if separate else 0) + 4 + 4  # with argmax and lse
     # Teachers: from one before the first token that is learned on.
-    rows = amount.tokens if recipe.states.learns_prompts(split) else amount.generated + amount.sequences
+    learned = recipe.states.learned_share(split) * (amount.tokens - amount.generated)
+    rows = amount.generated + amount.sequences + learned
     return amount.tokens * per_token + rows * per_row

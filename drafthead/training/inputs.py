@@ -82,7 +82,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
             "target": target, "aux_layer_ids": list(recipe.target.aux_layer_ids), "format": recipe.states.format,
             "prompt_loss": recipe.states.prompt_loss,
         }  # fmt: skip
-        found = {"prompt_loss": False, **{name: made[name] for name in wanted if name in made}, "target": found_target}
+        found = {"prompt_loss": 0, **{name: made[name] for name in wanted if name in made}, "target": found_target}
         _check_fits(recipe.states_dir(split), found, wanted)
     identity = {
         "states": {"train": train_reference, "validation": validation_reference},
@@ -202,7 +202,7 @@ def _open_spool(recipe: Recipe, split: str) -> tuple[States, dict[str, Any], dic
     responses = artifacts.require(responses_dir, RESPONSES, "python data_gen/regenerate.py RECIPE")
     wanted = {"kind": spools.KIND, **spools.terms(recipe), "responses": artifacts.reference(responses)}
     _check_fits(directory, {name: identity.get(name) for name in wanted}, wanted)
-    texts = ResponseTokens(responses_dir, recipe.states.learns_prompts(split))
+    texts = ResponseTokens(responses_dir, recipe.states.learned_share(split))
     spool, size = spools.open_spool(recipe, len(texts.ids)), recipe.states.sequences_per_shard
     return SpooledStates(spool, texts, size, identity["aux_layer_ids"]), identity, identity
 

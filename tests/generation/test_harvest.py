@@ -66,21 +66,24 @@ def test_stores_hold_the_responses_with_their_masks_and_say_how_many(harvested: 
     assert counts["bytes_per_token"] == pytest.approx(3 * 192 * 2 + 5 + tail * (192 * 2 + 8), rel=0.05)
 
 
-def test_prompts_that_are_learned_have_teacher_rows_and_nothing_else_differs(stores, tmp_path: Path):
+@pytest.mark.parametrize("share", [0.3, 1])
+def test_prompts_that_are_learned_have_teacher_rows_and_nothing_else_differs(stores, tmp_path: Path, share):
     recipe = stores["transformers", "bf16"]
-    learning = copy_of(recipe, tmp_path / "learning", prompt_loss=True)
-    with pytest.raises(ArtifactError, match="prompt_loss: found False, wanted True"):
+    learning = copy_of(recipe, tmp_path / "learning", prompt_loss=share)
+    with pytest.raises(ArtifactError, match=f"prompt_loss: found 0, wanted {share}"):
         open_inputs(learning)
     for split in stage.SPLITS:
         shutil.rmtree(learning.states_dir(split))
     stage.harvest(learning)
-    texts = ResponseTokens(learning.responses_dir("train"), learning.states.learns_prompts("train"))
+    texts = ResponseTokens(learning.responses_dir("train"), learning.states.learned_share("train"))
     for split, mask_of_prompts in (("train", LEARNED_PROMPT), ("validation", 0)):
         plain, found = (StateStore(r.states_dir(split)) for r in (recipe, learning))
         for i in range(len(plain)):
             prompts = plain[i].first_teacher_row + 1
-            assert found[i].loss_mask.tolist() == [mask_of_prompts] * prompts + plain[i].loss_mask[prompts:].tolist()
-            assert found[i].first_teacher_row == (0 if split == "train" else prompts - 1)
+            unread = prompts - round(share * prompts)  # at their beginning
+            mask = [0] * unread + [mask_of_prompts] * (prompts - unread) + plain[i].loss_mask[prompts:].tolist()
+            assert found[i].loss_mask.tolist() == mask
+            assert found[i].first_teacher_row == (max(unread - 1, 0) if split == "train" else prompts - 1)
             assert all(torch.equal(found[i].aux[layer], rows) for layer, rows in plain[i].aux.items())
             for name in ("last_hidden", "argmax", "lse"):
                 assert torch.equal(getattr(found[i], name)[-len(plain[i].lse) :], getattr(plain[i], name)), name
@@ -90,10 +93,11 @@ def test_prompts_that_are_learned_have_teacher_rows_and_nothing_else_differs(sto
         planned = states_bytes(learning, recipe_spec(learning), amount_of(learning, split, Assumed()), split)
         assert sum(p.stat().st_size for p in path.parent.glob("shard-*")) == pytest.approx(planned, rel=0.01)
     store = StateStore(learning.states_dir("train"))
-    hits = [
-        (s.argmax[:-1] == s.input_ids[1:])[s.loss_mask[1:] == LEARNED_PROMPT]
-        for s in (store[i] for i in range(len(store)))
-    ]
+    documents = [store[i] for i in range(len(store))]
+    hits = []
+    for s in documents:
+        text, mask = s.input_ids[s.first_teacher_row + 1 :], s.loss_mask[s.first_teacher_row + 1 :]
+        hits.append((s.argmax[:-1] == text)[mask == LEARNED_PROMPT])
     assert torch.cat(hits).float().mean() > 0.4
     agreement = [stage.argmax_agreement(map(as_if_greedy, list_jobs(r, "train"))) for r in (recipe, learning)]
     assert agreement[0] == agreement[1] > 0.5
@@ -101,7 +105,8 @@ def test_prompts_that_are_learned_have_teacher_rows_and_nothing_else_differs(sto
         survey(StateStore(r.states_dir("train")), 3072, 2048, drafter_of(r.head)) for r in (recipe, learning)
     )
     assert torch.equal(before.generated, after.generated)  # what a draft vocabulary is chosen by
-    assert sum(w.valid[0] for w in after.windows) == sum(w.stop - 2 for w in after.windows)
+    learned = sum(int(s.loss_mask[2:].count_nonzero()) for s in documents)  # a root stands two before what it predicts
+    assert sum(w.valid[0] for w in after.windows) == learned > sum(w.valid[0] for w in before.windows)
     assert open_inputs(learning).train.ids == open_inputs(recipe).train.ids
 
 
