@@ -9,11 +9,11 @@ of one engine, or of the whole training); a stage without one has none.
 """
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.planning import AMOUNTS, dry_run, rate
+from drafthead.planning import AMOUNTS, dry_run, positive
 
 STAGES = ("regenerate", "harvest", "train", "acceptance")
 RATES = tuple(
-    (f"--{stage}-rate", {"type": rate, "metavar": "RATE", "help": f"measured tokens per second of {stage}"})
+    (f"--{stage}-rate", {"type": positive, "metavar": "RATE", "help": f"measured tokens per second of {stage}"})
     for stage in STAGES
 )
 

@@ -48,6 +48,7 @@ HEADS: Variants = {
     "dspark": ["head.type=dspark"],
 }
 _OF_DATA = ("target.", "engine.", "prompts.", "responses.", "states.")  # sections that decide what is trained on
+_OURS = ("name=", "data=", "output_dir=", "head.num_layers=", "train.seed=", "train.zero_hidden_states=")
 OPTIONS = (
     ("--variants", {"type": Path, "help": "YAML: name: [section.key=value, ...]; default: every drafter"}),
     ("--heads", {"nargs": "+", "help": "of the variants, by name; default: all"}),
@@ -123,7 +124,10 @@ def chosen_variants(args: Any) -> Variants:
 def read_variants(path: Path) -> Variants:
     """Name -> overrides."""
     with foreign(path, "Lines must be `name: [section.key=value, ...]`", ValueError):
-        return TypeAdapter(Variants).validate_python(yaml.safe_load(path.read_text()))
+        found = TypeAdapter(Variants).validate_python(yaml.safe_load(path.read_text()))
+    if ours := [f"{name}: {text}" for name, own in found.items() for text in own if text.startswith(_OURS)]:
+        raise ValueError(f"{path}: {ours[0]} is no variant; --layers and --seeds say it, and names are given")
+    return found
 
 
 def main() -> None:

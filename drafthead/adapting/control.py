@@ -106,7 +106,7 @@ def read_traffic(recipe: Recipe, path: Path) -> list[LoadRequest]:
     the recipe's responses section.
 
     Raises:
-        ValueError: a row is no prompt, or the chat template refuses it.
+        ValueError: a row is no prompt, the chat template refuses it, or there is none.
     """
     render, effort = renderer(recipe, load_tokenizer(recipe)), next(iter(recipe.responses.efforts))
     requests = []
@@ -120,6 +120,8 @@ def read_traffic(recipe: Recipe, path: Path) -> list[LoadRequest]:
             raise ValueError(f"{where}: {error}; correct or remove it") from error
         headers = {"X-Drafthead-Workload": prompt.category, "X-Drafthead-Capture": "yes"}
         requests.append(LoadRequest(where, token_ids, headers))
+    if not requests:
+        raise ValueError(f"{path} has no prompt to send")
     return requests
 
 

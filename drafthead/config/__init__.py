@@ -70,7 +70,7 @@ def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequen
     path = Path(path)
     if not path.is_file():
         known = ", ".join(sorted(str(p.relative_to(REPO_ROOT)) for p in DEFAULT_RECIPE.parent.glob("*.yaml")))
-        raise FileNotFoundError(f"recipe {path} does not exist; the checkout has: {known}")
+        raise FileNotFoundError(f"recipe {path} does not exist; the checkout {REPO_ROOT} has: {known}")
     if malformed := [item for item in overrides if "=" not in item]:
         raise ValueError(f"override {malformed[0]!r} is not of the form section.key=value")
     # `${oc.env:HF_TOKEN}` in somebody's recipe would carry a secret into manifests and the model card.

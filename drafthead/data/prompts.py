@@ -206,6 +206,7 @@ def parse_messages(rows: Any) -> tuple[Message, ...]:
     Raises:
         RowError: there is no user, or a message has an unknown role or no text.
     """
+    rows = parse_json(rows)  # as a CSV file has them
     if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
         raise RowError("messages must be a non-empty list")
     parsed = [_parse_message(row) for row in rows]

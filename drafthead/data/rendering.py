@@ -104,7 +104,7 @@ class Renderer:
                 return_dict=True,
             )
         except (TemplateError, TypeError, ValueError) as error:  # such as of a tool without the keys that it reads
-            raise UnrenderableError(TEMPLATE, str(error)) from error
+            raise UnrenderableError(f"{TEMPLATE} ({str(error)[:200]})", "") from error
         return list(encoding["input_ids"])
 
     def given(self, ids: Sequence[int]) -> list[int]:

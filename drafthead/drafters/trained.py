@@ -108,7 +108,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """
     if not (path / artifacts.MANIFEST).is_file():
         known = ", ".join(sorted(p.name for p in path.parent.glob("step_*"))) or "none"
-        raise artifacts.ArtifactError(f"{path} is not a checkpoint; {path.parent} has: {known}")
+        again = "" if known != "none" else "; they were deleted: delete the run too, and train it again"
+        raise artifacts.ArtifactError(f"{path} is not a checkpoint; {path.parent} has: {known}{again}")
     if broken := artifacts.verify_files(path):
         raise artifacts.ArtifactError(f"{path} is damaged ({', '.join(broken)}); use another checkpoint")
     run_dir = path.resolve().parent.parent

@@ -80,7 +80,7 @@ def load_workload(
     effort: str | None = None,
     max_tokens: int = 0,
     draft_tokens: int = 0,
-    opening: bool = False,
+    first_question: bool = False,
 ) -> Workload:
     """Read and render the held-out prompts.
 
@@ -88,7 +88,7 @@ def load_workload(
         recipe: its prompts, target and eval sections are used.
         effort: reasoning effort told to the chat template; None: the recipe's main one.
         max_tokens, draft_tokens: longest response and drafts, where they are longer than the recipe's.
-        opening: of every conversation its first question alone.
+        first_question: of every conversation its first question alone, once.
 
     Raises:
         ArtifactError: the prompts artifact is missing or half finished.
@@ -96,8 +96,8 @@ def load_workload(
     """
     require(recipe.prompts_dir, KIND, "python data_gen/prompts.py RECIPE", every_byte=True)
     heldout = read_prompts(recipe.prompts_dir, "heldout")
-    if opening:
-        heldout = list({p.id: p for p in map(_opening, heldout)}.values())
+    if first_question:
+        heldout = list({(p.source, p.id): p for p in map(_first_question, heldout)}.values())
     render = renderer(recipe, load_tokenizer(recipe))
     rendered, unrenderable = [], Counter[str]()
     for p in heldout:
@@ -119,7 +119,7 @@ def load_workload(
     return Workload(fitting, len(rendered) - len(fitting), dict(unrenderable))
 
 
-def _opening(prompt: Prompt) -> Prompt:
+def _first_question(prompt: Prompt) -> Prompt:
     if not prompt.messages:
         return prompt
     messages = cut(prompt.messages, "first")[0][0]

@@ -126,15 +126,16 @@ def _data(recipe: Recipe, step: int) -> dict[str, Any] | None:
     made, manifest = artifacts.read_json(run), artifacts.read_json(responses)
     if manifest["identity"]["prompts"] != artifacts.reference(artifacts.read_manifest(recipe.prompts_dir)):
         return None  # drawn anew since
-    noted = noted_prompts(recipe.run_dir)
-    if noted is not None and not {prompt_of(name) for name in read_categories(directory)} <= noted:
+    noted, answered = noted_prompts(recipe.run_dir), {prompt_of(name) for name in read_categories(directory)}
+    if noted is not None and not answered <= noted:
         return None  # and answered anew
-    rows = pq.read_table(prompts, columns=["source", "category"]).to_pylist()
-    mix = Counter((row["source"], row["category"]) for row in rows)
+    rows = pq.read_table(prompts, columns=["id", "source", "category"]).to_pylist()
+    mix = Counter((row["source"], row["category"]) for row in rows if row["id"] in answered)
     epochs = made["identity"]["train"]["epochs"] * step / made["counts"]["total_steps"]
     return {
         **manifest["counts"],
         "source": response_source(manifest["identity"]["settings"]),
+        "prompt_loss": recipe.states.prompt_loss,
         "trained_on": round(manifest["counts"]["response_tokens"] * epochs),
         "mix": [{"source": s, "category": c, "prompts": n} for (s, c), n in sorted(mix.items())],
     }

@@ -322,7 +322,7 @@ def print_states(recipe: Recipe) -> None:
         print(
             f"{split:<10} {counts['sequences']:,} sequences, {counts['tokens']:,} tokens "
             f"({counts['loss_tokens']:,} in the loss), {counts['shards']} shards, "
-            f"{counts['bytes_per_token']:,.0f} bytes per token in {recipe.states.format}"
+            f"{counts['bytes_per_token']:,.0f} bytes per token"
         )
         if (agreement := counts["argmax_agreement"]) is not None:
             print(f"{'':<10} the target's argmax is its own text at {agreement:.1%} of positions")

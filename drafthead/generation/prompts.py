@@ -15,6 +15,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def make_prompts(recipe: Recipe) -> dict[str, Any]:
     mix = make_mix(settings, sources, recipe.responses.turn_by_turn)
     splits = split_prompts(settings, mix.train, mix.heldout)
     begin(directory, KIND, identity)
-    mix.report["notes"] += _cost_of_validation(mix.train, splits["validation"])
+    mix.report["notes"] += _cost_of_validation(mix.train, splits)
     if not keeps_responses and (answered := sum(prompt.response_ids is not None for prompt in mix.train)):
         unused = "the target generates others; responses.regenerate=false trains on them"
         mix.report["notes"].append(f"{answered} training prompts come with response_ids, which are left out: {unused}")
@@ -202,9 +203,11 @@ def _draw(pool: Pool, seed: int, mix: Mix) -> None:
 
 def _shortage(pool: Pool, what: str, found: int, wanted: int) -> list[str]:
     if wanted and not found:
+        documents = len({_document(candidate.prompt) for candidate in (*pool.train, *pool.heldout)})
         raise ValueError(
-            f"prompts: {pool.source.config.name} has no {what} left of {pool.rows} rows ({len(pool.train)} could be "
-            f"trained on, {len(pool.heldout)} are held out at heldout_share {pool.source.heldout_share}); lines of a "
+            f"prompts: {pool.source.config.name} has no {what} left of {pool.rows} rows of {documents} documents "
+            f"({len(pool.train)} rows could be trained on, {len(pool.heldout)} are held out at heldout_share "
+            f"{pool.source.heldout_share}); lines of a "
             'file of yours may declare "split": "train" or "heldout"'
         )
     return [f"{pool.source.config.name}: {found} {what} instead of {wanted}"] if found < wanted < _ALL else []
@@ -241,7 +244,8 @@ def split_prompts(
     for prompt in train:
         documents[_document(prompt)] = min(documents.get(_document(prompt), prompt.id), prompt.id)
     # Document by document: a prompt of it costs training all others.
-    validation = draw_evenly(train, settings.validation, settings.seed, lambda prompt: documents[_document(prompt)])
+    by_document = partial(draw_evenly, group=lambda prompt: documents[_document(prompt)], share=0.5)
+    validation = by_document(train, settings.validation, settings.seed)
     taken = {_document(prompt) for prompt in validation}
     rest = [prompt for prompt in train if _document(prompt) not in taken]
     if not rest or not heldout:
@@ -257,11 +261,17 @@ def split_prompts(
     }
 
 
-def _cost_of_validation(train: Sequence[Prompt], validation: Sequence[Prompt]) -> list[str]:
-    """A sentence per source of which training lacks prompts because validation has others of their documents."""
+def _cost_of_validation(train: Sequence[Prompt], splits: dict[str, list[Prompt]]) -> list[str]:
+    """A sentence per category that validation has and training has not, and per source of which training lacks prompts
+    because validation has others of their documents."""
+    validation, trained = splits["validation"], {prompt.category for prompt in splits["train"]}
+    untrained = sorted({prompt.category for prompt in validation} - trained)
     drawn, taken = {prompt.id for prompt in validation}, {_document(prompt) for prompt in validation}
     lost = Counter(p.source for p in train if p.id not in drawn and _document(p) in taken)
-    return [f"{name}: {count} training prompts are of documents that validation has" for name, count in lost.items()]
+    notes = [f"{name}: validation has all that could be trained on" for name in untrained]
+    return notes + [
+        f"{name}: {count} training prompts are of documents that validation has" for name, count in lost.items()
+    ]
 
 
 def _document(prompt: Prompt) -> str:
@@ -269,14 +279,20 @@ def _document(prompt: Prompt) -> str:
 
 
 def draw_evenly(
-    prompts: Sequence[Prompt], limit: int | None, seed: int, group: Callable[[Prompt], str] = lambda prompt: prompt.id
+    prompts: Sequence[Prompt],
+    limit: int | None,
+    seed: int,
+    group: Callable[[Prompt], str] = lambda prompt: prompt.id,
+    share: float = 1,
 ) -> list[Prompt]:
     """At most `limit` prompts, categories as even as their sizes allow, group by group; deterministic in seed and
-    content."""
+    content. More than `share` of a category is drawn only where no other has any left."""
     # Rank within the category first: the first n of this order hold every category's first n / categories.
     ordered = sorted(prompts, key=lambda p: (digest([seed, group(p)]), digest([seed, p.id])))
     categories = pd.Series([prompt.category for prompt in ordered], dtype=object)
-    ranks = categories.groupby(categories).cumcount().sort_values(kind="stable")
+    ranks = categories.groupby(categories).cumcount()
+    spared = ranks + 1 > share * categories.map(categories.value_counts())
+    ranks = (ranks + spared * len(ranks)).sort_values(kind="stable")
     return [ordered[place] for place in sorted(ranks.index[:limit])]
 
 

@@ -29,20 +29,20 @@ class Assumed(BaseModel, frozen=True):
     gpu_memory_gib: PositiveFloat = Field(80, description="of one GPU (80)")
 
 
-def rate(text: str) -> float:
-    """Tokens per second on the command line; argparse makes a message of the error, which names the flag."""
+def positive(text: str) -> float:
+    """A number on the command line; argparse makes a message of the error, which names the flag."""
     return TypeAdapter(PositiveFloat).validate_python(text)
 
 
 AMOUNTS = tuple(
-    ("--" + name.replace("_", "-"), {"default": field.default, "help": field.description})
+    ("--" + name.replace("_", "-"), {"type": positive, "default": field.default, "help": field.description})
     for name, field in Assumed.model_fields.items()
 )
 # Of a stage's own script, where the others need --dry-run.
 OPTIONS = (
     ("--dry-run", {"action": "store_true", "help": "print what this will take, and run nothing"}),
     *AMOUNTS,
-    ("--tokens-per-second", {"type": rate, "help": "measured by you; prints hours"}),
+    ("--tokens-per-second", {"type": positive, "help": "measured by you; prints hours"}),
 )
 
 

@@ -163,7 +163,7 @@ class _Planner:
             if split == "train" and recipe.states.spool_shards:  # few shards at once, every epoch harvested anew
                 at_once = min(recipe.states.spool_shards * recipe.states.sequences_per_shard, amount.sequences)
                 size, epochs = size * at_once // amount.sequences, recipe.train.epochs
-            notes.append(f"{split}: {amount.tokens:,} tokens, {size_text(size)} on disk in {recipe.states.format}")
+            notes.append(f"{split}: {amount.tokens:,} tokens, {size_text(size)} on disk")
             tokens, on_disk = tokens + amount.tokens * epochs, on_disk + size
         place = recipe.directory()
         free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
@@ -205,6 +205,6 @@ def states_bytes(recipe: Recipe, spec: TargetSpec, amount: Amount, split: str) -
     separate = fp8 or spec.num_layers not in layers
     per_row = (spec.hidden_size * width if separate else 0) + 4 + 4  # with argmax and lse
     # Teachers: from one before the first token that is learned on.
-    learned = recipe.states.learned_share(split) * (amount.tokens - amount.generated)
-    rows = amount.generated + amount.sequences + learned
+    learned = round(recipe.states.learned_share(split) * amount.prompt)
+    rows = min(amount.tokens, amount.generated + amount.sequences + learned)
     return amount.tokens * per_token + rows * per_row

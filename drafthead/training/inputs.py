@@ -80,7 +80,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
         found_target, target = target_names(made["target"], recipe, spec)
         wanted = {
             "target": target, "aux_layer_ids": list(recipe.target.aux_layer_ids), "format": recipe.states.format,
-            "prompt_loss": recipe.states.prompt_loss,
+            "dtype": recipe.target.dtype, "prompt_loss": recipe.states.prompt_loss,
         }  # fmt: skip
         found = {"prompt_loss": 0, **{name: made[name] for name in wanted if name in made}, "target": found_target}
         _check_fits(recipe.states_dir(split), found, wanted)
@@ -231,9 +231,10 @@ def find_start(recipe: Recipe, spec: TargetSpec) -> Checkpoint | None:
         return None
     path = recipe.directory(given)
     if not path.is_dir() or (path / "config.json").exists():
+        what = path if path.is_dir() else given
         raise ValueError(
             f"train.init_from {given} is no run or checkpoint (looked at {path}): give runs/NAME or one of its "
-            f"checkpoints. A head, from the hub or below heads/, is imported first: {_IMPORT} {given}"
+            f"checkpoints. A head, from the hub or below heads/, is imported first: {_IMPORT} {what}"
         )
     source = read_checkpoint(best_checkpoint(path) if (path / artifacts.IDENTITY).exists() else path)
     head = recipe.head.model_copy(update={"sliding_window": source.head().sliding_window})  # weights fit any window

@@ -22,6 +22,7 @@ AS_TEXT = [{"type": "function", "function": {"name": "f", "arguments": '{"city":
     ("rows", "expected"),
     [
         ([{"from": "HUMAN", "value": "u"}], USER),
+        ('[{"role": "user", "content": "u"}]', USER),  # a column of a CSV file
         (chat(("assistant", "end of it"), ("user", "u")), USER),  # a piece of a chat
         (chat(("system", " "), ("user", "u")), USER),
         (chat(("assistant", "hello"), ("system", "s"), ("user", "u")), SYSTEM + USER),

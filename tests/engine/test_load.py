@@ -15,11 +15,12 @@ from drafthead.engine.server import Server, ServerError
 from tests.engine.replying import replying
 
 
-def _received(chunks: list[bytes], status: int = 200) -> RequestTimes:
+def _received(chunks: list[bytes], status: int = 200, max_tokens: int | None = None) -> RequestTimes:
     """What is measured of a response that arrives in these pieces."""
 
     async def serve(request: web.Request) -> web.StreamResponse:
-        assert (await request.json())["prompt"] == [1, 2]
+        wanted = {"model": "m", "prompt": [1, 2], "max_tokens": max_tokens or 9}
+        assert await request.json() == wanted
         response = web.StreamResponse(status=status)
         await response.prepare(request)
         for chunk in chunks:
@@ -31,7 +32,8 @@ def _received(chunks: list[bytes], status: int = 200) -> RequestTimes:
         application = web.Application()
         application.router.add_post("/v1/completions", serve)
         async with TestServer(application) as server, ClientSession(str(server.make_url("/"))) as session:
-            return await stream_request(session, LoadRequest("p", [1, 2]), {"model": "m"}, time.perf_counter())
+            request = LoadRequest("p", [1, 2], max_tokens=max_tokens)
+            return await stream_request(session, request, {"model": "m", "max_tokens": 9}, time.perf_counter())
 
     return asyncio.run(run())
 
@@ -53,6 +55,7 @@ def test_a_stream_is_timed_chunk_by_chunk():
     assert times.latency_s == pytest.approx(times.ttft_s + sum(times.gaps_s))
     cut = b"".join(_texts("a", "b"))
     assert _received([cut[:20], cut[20:], USAGE]).text == "ab"  # a message in two pieces
+    assert not _received([*_texts("a"), USAGE, DONE], max_tokens=3).error  # of this request alone
 
 
 @pytest.mark.parametrize(

@@ -135,10 +135,10 @@ def test_disjoint_levels_need_enough_prompts(tmp_path):
     preset = load_preset("redhat")
     first = preset.sweeps[0]
     sharegpt = preset.model_copy(update={"sweeps": (first.model_copy(update={"workloads": first.workloads[:1]}),)})
-    with pytest.raises(ValueError, match="600 of sharegpt.* 550"):
-        plan_prompts(recipe, preset_plan(recipe, sharegpt), Workload(prompts, 0))
+    with pytest.raises(ValueError, match="600 of sharegpt-first.* 550"):
+        plan_prompts(recipe, preset_plan(recipe, sharegpt), Workload([], 0), Workload(prompts, 0))
     more = [*prompts, *(EvalPrompt(str(i), "chat", [i], "sharegpt") for i in range(550, 600))]
-    sent = plan_prompts(recipe, preset_plan(recipe, sharegpt), Workload(more, 0))
+    sent = plan_prompts(recipe, preset_plan(recipe, sharegpt), Workload([], 0), Workload(more, 0))
     assert len({request.id for requests in sent.values() for request in requests}) == 600
 
 
@@ -177,7 +177,7 @@ def test_a_mix_takes_what_its_parts_say_and_does_without_those_that_are_missing(
     plan = preset_plan(recipe, load_preset("techniques"))
     prompts = [EvalPrompt(f"{s}{i}", s, [i], s) for s in ("mt-bench", "instruct-coder", "gsm8k") for i in range(100)]
     sent = next(
-        v for level, v in plan_prompts(recipe, plan, Workload(prompts, 0)).items() if level.name == "mixed-c1-t0"
+        v for level, v in plan_prompts(recipe, plan, Workload(prompts, 0)).items() if level.name == "mixed-2-of-6-c1-t0"
     )
     assert Counter((r.id.rstrip("0123456789"), r.max_tokens) for r in sent) == {
         ("mt-bench", 100): 100, ("instruct-coder", 500): 80,
@@ -191,7 +191,7 @@ def test_a_workload_without_prompts_is_left_out_with_what_to_add(tmp_path):
     preset = load_preset("redhat")
     write_prompt_artifact(recipe, heldout=[replace(ask("a question"), source="sharegpt")])
     plan = preset_plan(recipe, preset)
-    assert {level.workload.name for run in plan.runs for level in run.levels} == {"sharegpt"}
+    assert {level.workload.name for run in plan.runs for level in run.levels} == {"sharegpt-first"}
     assert any("{name: swe-bench, heldout: 600}" in line for line in plan.skipped)
     assert any("under data=tiny-eval" in line for line in plan.skipped)  # what was made of the prompts stays
     shared = preset_plan(recipe, load_preset("ruiz"))  # whose loads share their prompts: as many as the highest needs
@@ -206,7 +206,7 @@ def test_a_workload_without_prompts_is_named_before_they_are_made(tmp_path):
     sources = "prompts.sources=[{name: sharegpt, train: 9, heldout: 600},{name: swe-bench, train: 9}]"
     recipe = tiny_recipe(tmp_path, "prompts.path=null", sources)
     plan = preset_plan(recipe, load_preset("redhat"))
-    assert {level.workload.name for run in plan.runs for level in run.levels} == {"sharegpt"}
+    assert {level.workload.name for run in plan.runs for level in run.levels} == {"sharegpt-first"}
     (line,) = (line for line in plan.skipped if "prompts.sources" in line)
     assert line.endswith("{name: swe-bench, heldout: 600}, {name: mlperf-gpt-oss, heldout: 600} to prompts.sources")
 

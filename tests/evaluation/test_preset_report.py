@@ -58,7 +58,7 @@ def test_every_preset_fits_the_embedded_recipe_and_every_table_of_the_post_has_a
     assert plan.runs[0].method == "none"
     assert {run.tensor_parallel for run in plan.runs} == {1}
     prompts = [EvalPrompt(f"{c}{i}", c, [i], "tiny") for c in CATEGORIES for i in range(40)]
-    sent = plan_prompts(recipe, plan, Workload(prompts, 0))
+    sent = plan_prompts(recipe, plan, Workload(prompts, 0), Workload(prompts, 0))
     assert all(0 < len(requests) <= 4 for requests in sent.values())
     assert len({(level.name, level.first) for run in plan.runs for level in run.levels}) == len(sent)
     report = build_preset_report(recipe, preset, plan, _rows(plan), _MANIFEST)

@@ -221,10 +221,11 @@ def test_the_draft_length_is_the_one_that_serves_the_traffic_fastest(tmp_path):
         assert (verdict.K, verdict.headline) == chosen
 
 
-def _advice(recipe, rows, levels, places: int = 64) -> Advice:
+def _advice(recipe, rows, levels, **engine: int) -> Advice:
     verdicts = verdicts_of(recipe, levels)
     variants = compare_variants(recipe, verdicts, levels)
-    manifests = {"serving": {"identity": {"engine": {"max_num_seqs": places}}}}
+    served = {"engine": recipe.engine.model_dump() | engine, "target": recipe.target.path, "dtype": "float32"}
+    manifests = {"serving": {"identity": served}}
     return advise(recipe, Analysis(manifests, None, rows, levels, {}, verdicts, variants))
 
 
@@ -238,7 +239,17 @@ def test_what_is_advised_was_served(recipe, rows, levels):
     command = shlex.split(advice.command)
     assert advice.flag in advice.command
     assert command[command.index("--max-num-seqs") + 1] == "64"
-    assert "--max-num-seqs 200" in _advice(recipe, rows, levels, 200).command  # whatever the recipe's loads today
+    today = recipe.changed("engine", max_model_len=700).changed("target", dtype="bfloat16")  # whatever it says
+    other = shlex.split(_advice(today, rows, levels, max_num_seqs=200, max_model_len=1024).command)
+    for flag, value in (("--max-num-seqs", "200"), ("--max-model-len", "1024"), ("--dtype", "float32")):
+        assert other[other.index(flag) + 1] == value
+
+
+def test_no_draft_is_called_fastest_where_all_of_them_lose(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    rows = served(recipe, head_speed={1: 1.5, 32: 0.7}, lengths=(1, 3))
+    text = _advice(recipe, rows, summarise_serving(rows, JUDGED)).text
+    assert re.search(r"draft head, K = 3, at 1 \(\+\d.*; no speculation at 32", text)
 
 
 def test_above_the_loads_that_gain_another_server_is_advised(recipe, rows, levels):

@@ -108,7 +108,7 @@ def test_a_preset_may_send_the_first_question_alone_of_every_conversation(tmp_pa
     recipe = tiny_recipe(tmp_path)
     heldout = [ask("short"), *(Prompt(prompt_id(talk), "sharegpt", "chat", talk) for talk in talks)]
     write_prompt_artifact(recipe, train=[ask("train")], heldout=heldout)
-    whole, first = load_workload(recipe), load_workload(recipe, opening=True)
+    whole, first = load_workload(recipe), load_workload(recipe, first_question=True)
     assert (len(whole.prompts), len(first.prompts)) == (3, 2)
     preset = load_preset("redhat-k")
     few = preset.model_copy(update={"sweeps": (preset.sweeps[0].model_copy(update={"disjoint": False}),)})

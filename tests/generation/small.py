@@ -7,6 +7,7 @@ from drafthead.config import Recipe
 from tests.recipes import tiny_recipe
 
 SMALL = (  # in bf16, as large targets are
+    "states.prompt_loss=0",
     "target.dtype=bfloat16", "prompts.max_train=12", "prompts.max_heldout=4", "prompts.validation=4",
     "responses.prompts_per_part=8", "responses.max_tokens=32", "states.sequences_per_shard=8", "head.num_ttt_steps=3",
     "eval.max_tokens=32",

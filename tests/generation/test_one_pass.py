@@ -53,7 +53,7 @@ def passes(harvested: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """
     folder = tmp_path_factory.mktemp("one-pass")
     options = (
-        "responses.max_tokens=80", "responses.drop=[truncated]", "target.dtype=float32", "states.prompt_loss=true",
+        "responses.max_tokens=80", "responses.drop=[truncated]", "target.dtype=float32", "states.prompt_loss=0.5",
     )  # fmt: skip
     chats = chat_recipe(folder, *options, "name=chats")
     make_prompts(chats)

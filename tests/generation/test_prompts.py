@@ -111,6 +111,18 @@ def test_validation_costs_training_few_documents_and_says_so(tmp_path: Path):
     assert "a: 10 training prompts are of documents that validation has" in counts["notes"]
 
 
+def test_validation_leaves_half_of_a_rare_category_to_training(tmp_path: Path):
+    kinds = ["rare"] * 10 + ["chat", "code"] * 145
+    path = write_rows(tmp_path / "a.jsonl", [{"prompt": f"{k} {i}", "category": k} for i, k in enumerate(kinds)])
+    recipe = small_recipe(tmp_path, f"prompts.path={path}", "prompts.max_train=null", "prompts.validation=48")
+    make_prompts(recipe)
+    found = {split: by(prompts, "category") for split, prompts in splits_of(recipe).items()}
+    rare = 10 - found["heldout"].get("rare", 0)
+    assert found["validation"]["rare"] == rare // 2
+    assert found["train"]["rare"] == rare - rare // 2
+    assert sum(found["validation"].values()) == 48
+
+
 def test_too_much_validation_and_a_folder_of_several_files_are_refused(tmp_path: Path):
     path = write_rows(tmp_path / "folder" / "a.jsonl", [{"prompt": s, "split": s} for s in ("train", "heldout")])
     with pytest.raises(ValueError, match=r"prompts\.validation 4 leaves 0 of 1"):

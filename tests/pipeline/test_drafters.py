@@ -99,6 +99,7 @@ def test_rows_of_another_recipe_are_not_taken_for_its_own(compared):
 @pytest.mark.parametrize(
     ("text", "more", "named"),
     [
+        ("deep: [head.num_layers=2]", [], r"deep: head.num_layers=2 is no variant"),
         ("wide: head.num_layers=2", [], "section.key=value"),
         ("wide: [head.num_layer=2]", [], "num_layer"),
         ("wide: [head.num_layers=2]", ["--heads", "narrow"], "wide"),

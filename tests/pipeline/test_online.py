@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 SMALL = (
     "prompts.max_train=24", "prompts.max_heldout=4", "prompts.validation=4", "responses.max_tokens=48",
-    "eval.max_tokens=48", "states.sequences_per_shard=8", "states.prompt_loss=true", "head.intermediate_size=64",
+    "eval.max_tokens=48", "states.sequences_per_shard=8", "states.prompt_loss=0.5", "head.intermediate_size=64",
     "head.num_ttt_steps=3", "train.epochs=4", "train.tokens_per_batch=512", "train.checkpoint_every=1000",
 )  # fmt: skip
 SPOOL = "states.spool_shards=6"  # three shards an epoch

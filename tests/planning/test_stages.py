@@ -26,21 +26,27 @@ def plan_of(stage, recipe, **assumed):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "per_token", "per_row"),
+    ("overrides", "per_token", "per_row", "rows"),
     [
-        ((), 3 * 192 * 2, 192 * 2),
-        (("states.format=fp8", "target.aux_layer_ids=[2,8]"), 2 * (192 + 4), 192 * 2),
-        (("target.aux_layer_ids=[2,8]",), 2 * 192 * 2, 0),
+        ((), 3 * 192 * 2, 192 * 2, 12),
+        (("states.format=fp8", "target.aux_layer_ids=[2,8]"), 2 * (192 + 4), 192 * 2, 12),
+        (("target.aux_layer_ids=[2,8]",), 2 * 192 * 2, 0, 12),
+        (("states.prompt_loss=0.5",), 3 * 192 * 2, 192 * 2, 18),  # of 13 tokens of prompts
     ],
-    ids=["bf16", "fp8 has a scale per token", "an aux layer on the last boundary is not stored twice"],
+    ids=[
+        "bf16",
+        "fp8 has a scale per token",
+        "an aux layer on the last boundary is not stored twice",
+        "half the prompt",
+    ],
 )
-def test_tokens_and_bytes_are_those_counted_by_hand(overrides, per_token, per_row, tmp_path):
+def test_tokens_and_bytes_are_those_counted_by_hand(overrides, per_token, per_row, rows, tmp_path):
     # 8 + 9 + 5 tokens with id and mask, 4 + 3 + 5 rows with argmax and lse
-    recipe = with_responses(tmp_path, *overrides)
+    recipe = with_responses(tmp_path, "states.prompt_loss=0", *overrides)
     amount = amount_of(recipe, "train", Assumed())
     assert (amount.note, amount.sequences, amount.tokens) == ("", 3, 22)
     spec = load_target_spec(recipe.target_path)
-    assert states_bytes(recipe, spec, amount, "train") == 22 * (per_token + 5) + 12 * (per_row + 8)
+    assert states_bytes(recipe, spec, amount, "train") == 22 * (per_token + 5) + rows * (per_row + 8)
     assert amount_of(recipe, "validation", Assumed()).tokens == 22 + 3 * 16
 
 
@@ -122,8 +128,8 @@ def test_what_does_not_fit_is_noted(tmp_path):
     ("script", "flag", "value", "named"),
     [
         ("data_gen/dry_run.py", "--prompts", "0", "prompts"),
-        ("data_gen/dry_run.py", "--train-rate", "-1", "rate value: '-1'"),
-        ("data_gen/harvest.py", "--tokens-per-second", "nan", "rate value: 'nan'"),
+        ("data_gen/dry_run.py", "--train-rate", "-1", "positive value: '-1'"),
+        ("data_gen/harvest.py", "--tokens-per-second", "nan", "positive value: 'nan'"),
     ],
 )
 def test_what_is_assumed_is_positive(script, flag, value, named, capsys):

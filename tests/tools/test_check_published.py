@@ -40,7 +40,7 @@ def test_published_errors_are_flagged(what, why):
 
 def test_a_sound_figure_is_not_flagged():
     flagged = " ".join(e.what for e in errata())
-    assert "sharegpt, 1 GPU(s), K = 3" not in flagged
+    assert "sharegpt-first, 1 GPU(s), K = 3" not in flagged
     assert "361.35" not in flagged
     assert "concurrency 100 " not in flagged
 

@@ -31,7 +31,8 @@ def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, **texts: 
     directory = recipe.states_dir(split)
     identity = {
         "target": target_identity(recipe, spec), "aux_layer_ids": list(recipe.target.aux_layer_ids),
-        "format": recipe.states.format, "made": "synthetic",
+        "dtype": recipe.target.dtype, "made": "synthetic",
+        **recipe.states.model_dump(include={"format", "prompt_loss"}),
     }  # fmt: skip
     assert not artifacts.begin(directory, KIND, identity)
     write_shard(shard_path(directory, 0), sequences, spec.num_layers, recipe.states.format)
@@ -90,7 +91,8 @@ def claim_spool(recipe: Recipe, sequences: list[StateSequence]) -> Spool:
     made_from = write_response_artifact(recipe.responses_dir("train"), given)
     identity = {
         **spools.terms(recipe), "responses": made_from, "aux_layer_ids": list(recipe.target.aux_layer_ids),
-        "target": target_identity(recipe, load_target_spec(recipe.target_path)), "format": recipe.states.format,
+        "target": target_identity(recipe, load_target_spec(recipe.target_path)), "dtype": recipe.target.dtype,
+        **recipe.states.model_dump(include={"format", "prompt_loss"}),
     }  # fmt: skip
     artifacts.begin(recipe.states_dir("train"), spools.KIND, identity)
     return open_spool(recipe, len(sequences))

@@ -179,6 +179,11 @@ def test_a_start_from_a_run_that_is_still_going_stays_the_same_when_that_ends(an
     assert open_inputs(recipe).identity == finished
 
 
+def test_states_of_a_target_in_another_precision_are_refused(fresh_recipe):
+    with pytest.raises(artifacts.ArtifactError, match="dtype: found 'float32', wanted 'bfloat16'"):
+        open_inputs(fresh_recipe().changed("target", dtype="bfloat16"))
+
+
 def test_a_recipe_that_is_refused_leaves_no_run(fresh_recipe, monkeypatch):
     recipe = fresh_recipe("head.type=peagle", "head.num_draft_positions=3", "head.mask_token_id=3000")
     token = int(open_inputs(recipe).train.tokens(0)[0][0])

@@ -118,9 +118,10 @@ def _check_head(recipe: Recipe, measured: str | None) -> None:
 
 
 def _as_served(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> Recipe:
-    """With the batch limit that the servers had, whatever loads the recipe has today."""
-    places = manifests[serving.KIND]["identity"]["engine"]["max_num_seqs"]
-    return recipe.changed("engine", max_num_seqs=places)
+    """With the target and the engine of the servers, whatever the recipe has today: only what was served is advised."""
+    served = manifests[serving.KIND]["identity"]
+    engine = {key: value for key, value in served["engine"].items() if key in type(recipe.engine).model_fields}
+    return recipe.changed("engine", **engine).changed("target", path=served["target"], dtype=served["dtype"])
 
 
 def compare_schedule(recipe: Recipe, schedule: Schedule, levels: list[Level]) -> Variant:
@@ -167,7 +168,7 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
     first = (traffic.workload or ALL).removesuffix(label) + label
     measured = sorted({level.workload for level in judged}, key=lambda name: (name.partition(" TP")[0] != first, name))
     if traffic.workload is not None and measured[0].partition(" TP")[0] != first:
-        raise ValueError(f"eval.traffic.workload {traffic.workload} was not measured; there are: {', '.join(measured)}")
+        raise ValueError(f"eval.traffic.workload {first} was not measured; there are: {', '.join(measured)}")
     for workload in measured:
         here = [level for level in judged if level.workload == workload]
         # Conversations are measured at one load, whatever the traffic's are.
@@ -275,5 +276,9 @@ def _fastest(analysis: Analysis) -> list[str]:
         return level.change(THROUGHPUT)
 
     best = [max((x for x in here if x.concurrency == c), key=gain) for c in sorted({x.concurrency for x in here})]
-    at = (f"{NAMES[x.method]}, K = {x.K}, at {x.concurrency} ({gain(x):+.1%})" for x in best)
+    at = (
+        f"{NAMES[x.method]}, K = {x.K}, at {x.concurrency} ({gain(x):+.1%})" if gain(x) > 0
+        else f"{NAMES[BASELINE]} at {x.concurrency}"
+        for x in best
+    )  # fmt: skip
     return [f"Fastest measured by requests in flight: {'; '.join(at)}"]

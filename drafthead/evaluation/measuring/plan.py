@@ -30,7 +30,7 @@ class WorkloadSpec(Section):
     source: str | None = None
     category: str | None = None  # as the recipe names it, or without the source's prefix
     exact: bool = False  # only as the recipe names it
-    opening: bool = False  # of every conversation its first question alone
+    first_question: bool = False  # of every conversation that alone
     random: tuple[int, int] | None = None  # prompt and response length in tokens; throughput only
     prompts: int | None = None  # at every load, at least; None: the experiment's
     max_tokens: int | None = None  # of a response; None: the experiment's

@@ -169,7 +169,12 @@ def _with_prompts(sweep: PresetSweep, recipe: Recipe) -> tuple[PresetSweep, dict
     def has(workload: WorkloadSpec) -> bool:
         return workload.random is not None or any(workload.holds(*found) for found in there)
 
-    kept = tuple(w.model_copy(update={"parts": tuple(filter(has, w.parts))}) for w in filter(has, sweep.workloads))
+    def without_missing(workload: WorkloadSpec) -> WorkloadSpec:
+        parts = tuple(filter(has, workload.parts))
+        name = workload.name if parts == workload.parts else f"{workload.name}-{len(parts)}-of-{len(workload.parts)}"
+        return workload.model_copy(update={"parts": parts, "name": name})
+
+    kept = tuple(map(without_missing, filter(has, sweep.workloads)))
     missing = {
         # A category gets its share of what is drawn evenly from all of them: it needs the whole source.
         x.workload: _EVERY if x.workload.category else x.first + x.prompts

@@ -80,15 +80,18 @@ def measure_serving(recipe: Recipe, plan: Plan, directory: Path, leave_out: bool
     longest = [x.max_tokens for run in plan.runs for x in run.levels if not x.workload.random]
     longest_draft = max(run.k for run in plan.runs)
     load = partial(load_workload, recipe, None, max(longest, default=0), longest_draft)
-    workload, openings = load(), load(opening=True) if plan.sweeps else None
+    specs = {level.workload for run in plan.runs for level in run.levels}
+    workload = load()
+    firsts = load(first_question=True) if any(spec.first_question for spec in specs) else None
     recipe = served_recipe(recipe, [level.load for run in plan.runs for level in run.levels])
     methods = list(dict.fromkeys([BASELINE, *(run.method for run in plan.runs if not run.endpoint)]))
-    prompts = plan_prompts(recipe, plan, workload, openings)
+    prompts = plan_prompts(recipe, plan, workload, firsts)
     sent = {level: [level.name, len(prompts[level]), level.max_tokens] for level in prompts}
     servers = [[run.name, run.block, list(run.flags), [sent[level] for level in run.levels]] for run in plan.runs]
     endpoints = [endpoint.model_dump() for endpoint in recipe.eval.endpoints]
     made_from = {"plan": servers, "seed": SEED, "endpoints": endpoints}
-    if begin(directory, KIND, identity(recipe, workload, methods) | made_from, alone=True):
+    sent_of = replace(workload, prompts=[*workload.prompts, *firsts.prompts]) if firsts else workload
+    if begin(directory, KIND, identity(recipe, sent_of, methods) | made_from, alone=True):
         return directory
     _check_machine(directory)
     record = directory / "failed.json"  # of earlier commands: the first failure may pass
@@ -120,7 +123,7 @@ def measure_serving(recipe: Recipe, plan: Plan, directory: Path, leave_out: bool
         record.unlink(missing_ok=True)  # what failed has passed
     ran = len([*directory.glob("runs-*.parquet")])
     counts = {"servers": ran, "skipped": list(plan.skipped), "failed": list(failures.values())}
-    counts["too_long"] = workload.too_long
+    counts["too_long"] = (firsts or workload).too_long if any(not spec.random for spec in specs) else 0
     counts["prompts_per_level"] = {level.name: len(requests) for level, requests in prompts.items()}
     finish(directory, counts | {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"})
     return directory
@@ -218,22 +221,21 @@ def _key(run: ServerRun, level: Level) -> dict[str, Any]:
 # Which prompts a level sends: the same ones to every method, in an order that mixes categories.
 
 
-def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload, openings: Workload | None = None) -> Prompts:
+def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload, firsts: Workload | None = None) -> Prompts:
     """Level -> what it sends, for every level of the plan.
 
     Args:
         recipe: as it is served.
         plan: whose levels are filled.
         workload: the held-out prompts.
-        openings: the first question alone of each of them, for a preset.
+        firsts: the first question alone of each conversation, for a workload that asks for it.
 
     Raises:
         ValueError: a workload has no prompts, or too few for levels that share none, or a level has fewer prompts than
             places. A published load may need more than its data set has: of a preset it is named by what was reached.
     """
     levels = list(dict.fromkeys(level for run in plan.runs for level in run.levels))
-    sources = {spec: openings if openings and spec.opening else workload for spec in {x.workload for x in levels}}
-    pools = {spec: _pool(recipe, source, spec) for spec, source in sources.items()}
+    pools = {spec: _pool(workload, firsts, spec) for spec in {level.workload for level in levels}}
     longest_draft, found = max((run.k for run in plan.runs), default=0), {}
     for level in levels:
         pool = pools[level.workload] or _random_prompts(recipe, level, longest_draft)
@@ -243,8 +245,8 @@ def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload, openings: Workl
         if level.first and last > len(pool):
             needed = max(other.first + other.prompts for other in levels if other.workload == level.workload)
             raise ValueError(
-                f"levels that share no prompt need {needed} of {level.workload.name}, the recipe has {len(pool)}: give "
-                f"that source heldout: {needed} in {where_to_add_prompts(recipe)}"
+                f"levels that share no prompt need {needed} of {level.workload.name}, the recipe has {len(pool)} that "
+                f"fit and differ: hold out so many more of that source in {where_to_add_prompts(recipe)}"
             )
         found[level] = pool[level.first : last]
         if not found[level]:
@@ -261,14 +263,16 @@ def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload, openings: Workl
     return found
 
 
-def _pool(recipe: Recipe, workload: Workload, spec: WorkloadSpec) -> list[LoadRequest]:
+def _pool(whole: Workload, firsts: Workload | None, spec: WorkloadSpec) -> list[LoadRequest]:
     """An even draw over categories in a fixed order; empty for random tokens, which are made per level."""
     if spec.random:
         return []
     if spec.parts:
-        drawn = [(part, r) for part in spec.parts for r in _pool(recipe, workload, part)[: part.prompts]]
-        mixed = [replace(request, max_tokens=part.max_tokens) for part, request in drawn]
-        return Random(SEED).sample(mixed, len(mixed))
+        drawn = [(part, r) for part in spec.parts for r in _pool(whole, firsts, part)[: part.prompts]]
+        mixed = {request.id: replace(request, max_tokens=part.max_tokens) for part, request in drawn}
+        return Random(SEED).sample([*mixed.values()], len(mixed))
+    workload = firsts if spec.first_question else whole
+    assert workload is not None
     prompts = [p for p in workload.prompts if spec.holds(p.source, p.category)]
     if not prompts:
         there = sorted({f"{p.source}/{p.category}" for p in workload.prompts})

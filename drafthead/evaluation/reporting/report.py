@@ -172,17 +172,14 @@ def _measured(manifest: dict[str, Any]) -> list[tuple[str, str]]:
 def _caveats(recipe: Recipe, analysis: Analysis) -> list[str]:
     holds = {
         "on a CPU": analysis.manifests[serving.KIND]["counts"]["device"] == "CPU",
-        "one start": recipe.eval.repeats == 1,
+        "one start": analysis.rows.runs["block"].nunique() == 1,
         "no traffic": recipe.eval.traffic.concurrency is None,
     }
     return [*_not_measured(analysis.manifests[serving.KIND]), *(note(key) for key, true in holds.items() if true)]
 
 
 def _not_measured(manifest: dict[str, Any]) -> list[str]:
-    found = [f"Not measured, as it failed whenever it was tried: {line}" for line in serving.left_out(manifest)]
-    if count := manifest["counts"].get("too_long"):
-        found.append(f"{count} held-out prompts are too long to be sent: engine.max_model_len holds the response too.")
-    return found
+    return [f"Not measured, as it failed whenever it was tried: {line}" for line in serving.left_out(manifest)]
 
 
 def tracked(analysis: Analysis) -> dict[str, float | str]:
@@ -279,13 +276,17 @@ def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: Servin
         published_table(every, recipe.target.path),
         measured.plan_table(plan, preset),
     ]
+    left = manifest["counts"].get("too_long")
+    too_long = (
+        [f"{left} held-out prompts do not fit engine.max_model_len with their response: raise it"] if left else []
+    )
     return Report(
         title=preset.title,
         question=preset.note,
         headline=f"repeated with {recipe.name}",
         facts=[("Target", recipe.target.path), ("Head", str(recipe.head_dir)), *_measured(manifest)],
         sections=[*sections, _section("Over all of it", whole)],
-        caveats=[*_not_measured(manifest), *(f"Left out: {reason}." for reason in plan.skipped)],
+        caveats=[*_not_measured(manifest), *too_long, *(f"Left out: {reason}." for reason in plan.skipped)],
     )
 
 

@@ -171,7 +171,7 @@ class Level:
     def steady(self) -> bool:
         """Whether places were filled as they became free: what is decided is decided on such loads.
 
-        At a request rate as many tokens come out as are asked for, whoever serves; only times tell methods apart.
+        At a request rate that is kept up with, as many tokens come out as are asked for, whoever serves.
         """
         return self.load == f"c{self.concurrency}"
 
