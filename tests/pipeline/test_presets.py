@@ -48,13 +48,16 @@ def test_every_preset_runs_in_miniature(tiny_run, preset):
     assert (runs.loc[runs["method"] == "eagle3", "drafts"] > 0).all()
     if preset == "redhat":
         assert set(zip(runs["method"], runs["k"], strict=True)) == {("none", 0), ("eagle3", 3)}
-        assert set(runs["workload"]) == {"sharegpt", "mlperf-gpt-oss", "swe-bench"}
+        assert set(runs["workload"]) == {"sharegpt-first", "mlperf-gpt-oss", "swe-bench"}
         assert set(runs["load"]) == {"c1", "c2"}
         assert not runs["server_command"].str.contains("--stream-interval").any()
         assert "Geometric means" in report
+        assert "| TTFOT, P95 (ms) |" in report
+        assert (runs["temperature"] == 1).all()
         assert "tensor parallelism 2" in " ".join(printed.split())
     if preset == "techniques":
         assert "medusa: " in printed
+        assert {"mixed", "code"} <= set(runs["workload"])
         assert "What keeps a service level" in report
         head = runs[runs["method"] == "eagle3"].groupby("temperature")[["drafts", "accepted"]].sum()
         lengths = 1 + head["accepted"] / head["drafts"]

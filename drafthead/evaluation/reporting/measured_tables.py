@@ -156,7 +156,8 @@ def means_table(levels: Sequence[Level], *, only_reached: bool = True) -> Table 
             before, after = map(mean.measure.text, mean.values)
             worst = f"worst {100 * mean.worst.change(mean.measure):+.1f} at {mean.worst.concurrency}"
             text = f"{before} → {after} {100 * mean.change:+.1f} ({worst})"
-            row[mean.measure.title] = Cell(text, _TONES[mean.sign])
+            # No response may have come to its answer.
+            row[mean.measure.title] = Cell(text if np.isfinite(mean.change) else "–", _TONES[mean.sign])
         rows += [row] if means else []
     text = note("means", reached=" that were reached" * only_reached)
     return table("Geometric means over concurrency", rows, text) if rows else None
