@@ -58,10 +58,10 @@ _HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>
 
 
 class UnrenderableError(ValueError):
-    """A prompt has no token ids for this target; `reason` is one of this module's constants."""
+    """A prompt has no token ids for this target; `reason` is one of this module's constants, or the template's own."""
 
-    def __init__(self, reason: str, detail: str):
-        super().__init__(f"{reason}: {detail}")
+    def __init__(self, reason: str, detail: str = ""):
+        super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
 
 
@@ -104,7 +104,7 @@ class Renderer:
                 return_dict=True,
             )
         except (TemplateError, TypeError, ValueError) as error:  # such as of a tool without the keys that it reads
-            raise UnrenderableError(f"{TEMPLATE} ({str(error)[:200]})", "") from error
+            raise UnrenderableError(f"{TEMPLATE}: {str(error)[:200]}") from error
         return list(encoding["input_ids"])
 
     def given(self, ids: Sequence[int]) -> list[int]:

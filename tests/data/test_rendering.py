@@ -54,8 +54,9 @@ def test_a_control_token_in_a_tool_is_refused_too(render):
     ],
 )
 def test_whatever_a_template_raises_is_a_refusal(tokenizer, template, why):
-    with pytest.raises(UnrenderableError, match=f"refuses the conversation: .*{why}"):
+    with pytest.raises(UnrenderableError, match=f"refuses the conversation: .*{why}") as refused:
         Renderer(with_template(tokenizer, template))(replace(BARE, tools=({"name": "f", "description": None},)), "low")
+    assert why in refused.value.reason  # which is counted and printed
 
 
 def test_a_template_that_reads_the_clock_is_given_the_day_of_the_prompts(tokenizer, tmp_path):

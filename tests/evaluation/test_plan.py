@@ -111,7 +111,7 @@ def test_a_workload_without_prompts_names_what_there_is(tmp_path):
     recipe = tiny_recipe(tmp_path)
     plan = preset_plan(recipe, load_preset("redhat"))
     with pytest.raises(ValueError, match="tiny/chat, tiny/code"):
-        plan_prompts(recipe, plan, _workload())
+        plan_prompts(recipe, plan, _workload(), _workload())
 
 
 def test_a_miniature_of_no_preset_is_refused(tmp_path, capsys):
