@@ -87,6 +87,10 @@ def test_the_load_where_drafting_stops_paying_is_found():
     assert model.step_ratio(1, 3) == pytest.approx(machine.step(1, 3) / machine.step(1, None), rel=0.04)
     load = max(b for b in range(1, 257) if model.speedup(b, 3) > 1)
     assert machine.speedup(0.85 * load, 3) > 1 > machine.speedup(1.15 * load, 3)
+    # Also where drafts are faster than a schedule's first pass without any, and slower than no head.
+    pays = {b: max(model.speedup(b, K) for K in LENGTHS) > 1 for b in range(1, 257)}
+    assert {b: model.best_draft(b) > 0 for b in pays} == pays
+    assert any(not pays[b] and max(model.speedup(b, K) for K in LENGTHS) > model.speedup(b, 0) for b in pays)
     points = machine.points()
     useless = points._replace(
         length=np.ones_like(points.K), tpot_s=points.tpot_s * points.length

@@ -39,10 +39,11 @@ def test_what_failed_is_named_and_a_table_of_it_alone_is_left_out(tmp_path):
     preset, recipe = load_preset("rtx-heads"), tiny_recipe(tmp_path)
     plan = preset_plan(recipe, preset, miniature=True)
     alone = plan.sweeps[0]._replace(title="of a head that failed", series=(("none", 0),))
-    counts = _MANIFEST["counts"] | {"failed": ["long_context-k3-tp1: vLLM did not start"]}
+    counts = _MANIFEST["counts"] | {"failed": ["long_context-k3-tp1: vLLM did not start"], "too_long": 3}
     plan, manifest = plan._replace(sweeps=(*plan.sweeps, alone)), _MANIFEST | {"counts": counts}
     report = build_preset_report(recipe, preset, plan, _rows(plan), manifest)
     assert any("long_context-k3-tp1: vLLM did not start" in caveat for caveat in report.caveats)
+    assert any(caveat.startswith("3 held-out prompts do not fit") for caveat in report.caveats)
     assert [section.title for section in report.sections] == [plan.sweeps[0].title, "Over all of it"]
 
 

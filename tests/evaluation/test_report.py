@@ -87,6 +87,15 @@ def test_other_peoples_words_are_no_markup(recipe, analysis):
     assert "--speculative-config '{" in text  # the command is for a shell
 
 
+def test_one_start_of_each_server_is_said_whatever_the_recipe_says_today(recipe, analysis):
+    assert any("One server start" in caveat for caveat in build_report(recipe, analysis).caveats)
+    more = recipe.changed("eval", repeats=3)
+    assert any("One server start" in caveat for caveat in build_report(more, analysis).caveats)
+    runs = pd.concat([analysis.rows.runs.assign(block=block) for block in range(3)])
+    repeated = replace(analysis, rows=analysis.rows._replace(runs=runs))
+    assert not any("One server start" in caveat for caveat in build_report(recipe, repeated).caveats)
+
+
 def test_html_is_one_file_that_loads_nothing(recipe, report):
     html = (recipe.results_dir / "report.html").read_text()
     assert html.count("data:image/png;base64,") == 3  # acceptance by workload and position, curves

@@ -137,6 +137,18 @@ def test_requests_that_wait_in_one_block_only_count_as_they_are(one_load):
     assert judge(level, SLOConfig(ttft_ms=2000)).decision == DO_NOT
 
 
+def test_the_answer_begins_behind_the_reasoning(one_load):
+    """Twice the time to the first token in these rows, but for a response that was cut off before its answer."""
+    cut = each(
+        one_load, lambda f: f.assign(ttfot_s=f["ttfot_s"].mask(f["prompt_id"] == "p000")) if "ttft_s" in f else f
+    )
+    (level,) = summarise_serving(completed(*cut), ("ttfot_mean", "itl_answer_mean"))
+    own = cut.requests[(cut.requests["method"] == "none") & (cut.requests["prompt_id"] != "p000")]
+    assert level.values["ttfot_mean"][0] == pytest.approx(2 * own["ttft_s"].mean())
+    per_token = (own["e2e_s"] - 2 * own["ttft_s"]) / (own["output_tokens"] - 1)
+    assert level.values["itl_answer_mean"][0] == pytest.approx(per_token.mean())
+
+
 def test_a_gain_beyond_what_acceptance_can_give_is_noise_of_the_machine(tmp_path):
     (level,) = summarise_serving(served(tiny_recipe(tmp_path), head_speed={1: 3.0}))  # an acceptance length of 2.4
     assert judge(level).decision == UNKNOWN

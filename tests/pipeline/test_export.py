@@ -7,11 +7,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from drafthead.artifacts import require
+from drafthead.data.responses import part_path, write_part
 from drafthead.exporting.card import write_card
 from drafthead.exporting.check import check_serving
 from drafthead.exporting.export import open_checkpoint
 from drafthead.target.pieces import load_target_spec
-from tests.artifacts import write_prompt_artifact
+from tests.artifacts import read_responses, write_prompt_artifact
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +24,8 @@ def test_the_card_says_what_the_head_was_made_from(tiny_run):
     fingerprint = run["identity"]["target"]["fingerprint"][:16]
     for part in (
         tiny_run.target.path, fingerprint, f"{made['responses']} ", "temperature 0.7", "tiny, chat: 40",
-        "tiny, long: 40", "| 3 | 0 |", "device hours (1 rank(s))", "## Limits", "## Licence",
+        "tiny, long: 40", "the last 25 % of prompts", "| 3 | 0 |", "device hours (1 rank(s))", "## Limits",
+        "## Licence",
     ):  # fmt: skip
         assert part in text, f"{part!r} is not in\n{text}"
     share = run["counts"]["best_step"] / run["counts"]["total_steps"]
@@ -35,6 +37,13 @@ def test_the_card_does_not_describe_prompts_that_were_drawn_anew(tiny_run, tmp_p
     root = shutil.copytree(tiny_run.output_dir, tmp_path / "copy", ignore=left_out)
     recipe = tiny_run.model_copy(update={"output_dir": str(root)})
     assert "tiny, chat: 40" in write_card(recipe).read_text()
+    directory = recipe.responses_dir("train")
+    answered = read_responses(directory)
+    answered.remove(next(response for response in answered if response.category == "chat"))
+    for part in directory.glob("part-*"):
+        part.unlink()
+    write_part(part_path(directory, 0), answered)
+    assert "tiny, chat: 39" in write_card(recipe).read_text()  # what had no response taught nothing
     shutil.rmtree(recipe.prompts_dir)
     write_prompt_artifact(recipe)
     assert "- Data: not known" in write_card(recipe).read_text()

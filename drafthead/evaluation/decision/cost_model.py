@@ -193,11 +193,9 @@ class CostModel:
         return float((self.curve[K] if K else 1.0) / self.step_ratio(batch, K))
 
     def best_draft(self, batch: float) -> int:
-        """The draft length that decodes fastest, of all whose acceptance is known; 0 where none pays.
-
-        With a schedule K = 0 still pays for the drafter's first pass, so it is compared as such.
-        """
-        return max({0, *self.curve}, key=lambda K: (self.speedup(batch, K), -K))
+        """The draft length that decodes fastest, of all whose acceptance is known; 0 where none beats no head."""
+        best = max(self.curve, key=lambda K: (self.speedup(batch, K), -K))
+        return best if self.speedup(batch, best) > 1 else 0
 
     def extrapolates(self, batch: float, K: int) -> bool:
         """Whether the pair lies outside what was run."""

@@ -53,7 +53,7 @@ def _price_table(priced: Priced, ran: set[tuple[int, int]]) -> Table:
     rows = [
         {"Concurrency": str(c)}
         | {f"K = {K} (%)": cell(c, K) for K in priced.model.curve}
-        | {"Best K": K if priced.model.speedup(c, K := priced.model.best_draft(c)) > 1 else 0}
+        | {"Best K": priced.model.best_draft(c)}
         for c in dict.fromkeys(c for c, _ in priced.speedups)
     ]
     return table("Every load and draft length, by the cost model", rows, note("prices"))
