@@ -40,6 +40,7 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance
 from drafthead.evaluation.reporting.tables import change_cell
 from drafthead.exporting.check import Document, choose_documents, replayed_rounds
+from drafthead.exporting.export import write_head
 from drafthead.files import write_json
 from drafthead.statistics import Change, Interval, acceptance_length_interval, few, length_change
 from drafthead.target.pieces import TargetPieces, load_pieces
@@ -54,6 +55,7 @@ OPTIONS = (
     ("--contestants", {"default": ",".join(CONTESTANTS), "help": "such as `ours,specforge same`; default: all"}),
     ("--threads", {"type": int, "default": 2, "help": "of the CPU; default: 2"}),
     ("--envs", {"type": Path, "default": DEFAULT_ROOT, "help": "where the peers' environments are kept"}),
+    ("--heads", {"type": Path, "help": "directory for every contestant's last head, as vLLM reads it"}),
     ("--json", {"type": Path, "help": "write everything measured to this file"}),
 )
 console = Console(stderr=True)
@@ -218,9 +220,12 @@ def train(courses: list[Course], replay: Replay, plan: Plan, directory: Path, ar
     for before, step in pairwise(bounds):
         for course in courses:
             if course.player.entry.error is None:
-                play(course, replay, step - before, directory / "weights.safetensors")
+                file = directory / "weights.safetensors"
+                play(course, replay, step - before, file)
                 if course.player.entry.error:
                     console.print(course.player.entry.error, markup=False)
+                elif args.heads and step == len(plan.steps):
+                    keep(course, replay, file, args.heads)
         if step == 0:
             check_start(courses)
 
@@ -253,6 +258,15 @@ def play(course: Course, replay: Replay, steps: int, file: Path) -> None:
         f"{point.length:.3f}",
         highlight=False,
     )
+
+
+def keep(course: Course, replay: Replay, file: Path, heads: Path) -> None:
+    """Write the weights of a file as a head that vLLM serves: `eval.methods` takes it beside ours."""
+    directory = heads / course.player.entry.name.replace(" ", "-")
+    directory.mkdir(parents=True, exist_ok=True)
+    recipe, weights = replay.recipe, {**load_file(file), **replay.vocabulary}
+    weights.pop(DRAFTS, None)
+    write_head(recipe, directory, weights, course.shape, tuple(recipe.target.aux_layer_ids))
 
 
 def check_start(courses: list[Course]) -> None:

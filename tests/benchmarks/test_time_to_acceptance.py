@@ -6,6 +6,9 @@ import os
 import pytest
 
 from drafthead.config import REPO_ROOT
+from drafthead.drafters.registry import drafter_of
+from drafthead.exporting.importing import read_public_head
+from drafthead.target.pieces import load_target_spec
 from tests.scripts import run_python
 from tests.training.synthetic import SMALL, small_recipe, synthetic_store
 
@@ -25,7 +28,7 @@ def test_ours_is_timed_and_scored_until_the_last_step(tmp_path):
     synthetic_store(recipe, "train", 40, seed=0)
     synthetic_store(recipe, "validation", 16, seed=1)
     target = ("--contestants", "ours,specforge same", "--envs", str(tmp_path), "--target", "1.0", "--json", str(found))
-    result = run_benchmark(output, *STEPS, *target)
+    result = run_benchmark(output, *STEPS, *target, "--heads", str(tmp_path / "heads"))
     assert result.returncode == 1, result.stderr  # all else is measured where one is not installed
     summary = json.loads(found.read_text())
     same, shipped = summary["contestants"]
@@ -42,6 +45,11 @@ def test_ours_is_timed_and_scored_until_the_last_step(tmp_path):
         assert row["final"]["low"] <= row["points"][-1]["length"] <= row["final"]["high"]
         assert row["points"][-1]["accepted"] != row["points"][0]["accepted"]  # it has learnt
     assert [path.name for path in output.iterdir()] == ["data"]
+    for name, normed in (("ours-same", False), ("ours-shipped", True)):  # as they were trained, for vLLM
+        _, config, tensors = read_public_head(str(tmp_path / "heads" / name))
+        spec, files = load_target_spec(recipe.target_path), drafter_of(recipe.head).vllm
+        shape, _ = files.describe(config, files.checkpoint_tensors(tensors), spec, None)
+        assert shape.head.norm_before_fc is normed
 
 
 def test_an_unknown_contestant_is_named(tmp_path):
