@@ -98,8 +98,9 @@ class DraftModule(nn.Module, ABC):
         return self.lm_head.weight
 
     @abstractmethod
-    def states(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> Tensor:
-        """(M, n) what `head_weight` is applied to: of the rows computed for draft position 0, then for position 1, ...
+    def states(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> tuple[Tensor, Tensor | None]:
+        """(M, n) what `head_weight` is applied to: of the rows computed for draft position 0, then for position 1, ...;
+        and (M,) `own_loss` of `HeadRows`.
 
         Not `forward`: ZeRO-3 looks for tensors in the tuples that a module's forward returns, and in nothing else.
 
@@ -111,8 +112,9 @@ class DraftModule(nn.Module, ABC):
 
     def head_rows(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> HeadRows:
         """`states`, and the teacher row of each: draft position k at row r meets that of row r + 1 + k."""
-        states, counts = self.states(batch, embeddings, num_positions), batch.layout.counts(num_positions)
-        return HeadRows(states, batch.teachers(num_positions), counts, batch.chunks)
+        states, own_loss = self.states(batch, embeddings, num_positions)
+        counts = batch.layout.counts(num_positions)
+        return HeadRows(states, batch.teachers(num_positions), counts, batch.chunks, own_loss)
 
     def confidence(self, rows: HeadRows) -> Tensor | None:
         """(M,) log-odds that each row's draft is accepted; None: the head predicts none."""

@@ -60,12 +60,14 @@ class HeadRows:
             one row meets a token, or chunks grow beyond `CHUNK_ROWS`.
         counts: rows of each of the K draft positions; they sum to M.
         chunks: `cut` of the same teacher; made here where there are none, which on a GPU keeps the host waiting.
+        own_loss: (M,) a further loss of each row, float32 or wider; None: there is none.
     """
 
     states: Tensor
     teacher: Tensor
     counts: tuple[int, ...]
     chunks: Chunks | None = None
+    own_loss: Tensor | None = None
 
 
 class HeadLoss(NamedTuple):

@@ -136,13 +136,14 @@ class LossModule(nn.Module):
         give_back(rows.states)
         # No objective shows every lse that is not finite, and some lose it in a minimum; these sums end the run.
         scored = scored._replace(position_sums=scored.position_sums + 0 * batch.lse.sum())
-        confidence = self.draft.confidence(rows)
-        if confidence is None:
+        own_loss, confidence = rows.own_loss, self.draft.confidence(rows)
+        if confidence is not None:
+            hits = first_choices(scored, batch, target).to(confidence.dtype)
+            own_loss = binary_cross_entropy_with_logits(confidence, hits, reduction="none")
+        if own_loss is None:
             return scored
-        hits = first_choices(scored, batch, target).to(confidence.dtype)
         weights = torch.cat([one.expand(n) for one, n in zip(scale, rows.counts, strict=True)])
-        missed = binary_cross_entropy_with_logits(confidence, hits, reduction="none")
-        return scored._replace(loss=scored.loss + (missed * weights * (rows.teacher >= 0)).sum())
+        return scored._replace(loss=scored.loss + (own_loss * weights * (rows.teacher >= 0)).sum())
 
 
 class Trainer:

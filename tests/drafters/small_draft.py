@@ -48,7 +48,7 @@ def eagle3(num_steps: int) -> Eagle3:
 
 def unrolled(model: DraftModel, *given) -> torch.Tensor:
     """(K, R, H) as training computes them."""
-    return torch.stack(model.unroll(*given))
+    return torch.stack(model.unroll(*given)[0])
 
 
 def packed(store, drafter, windows=None, **options) -> PackedBatch:

@@ -152,7 +152,7 @@ def our_logits(shape: DraftShape, weights: dict[str, Tensor], aux: Tensor, embed
     model = frozen_copy(shape, weights, torch.device("cpu"), torch.float32)
     # vLLM's rows hold the embedding they read: one more token in front, and states of two more that nobody sees.
     tokens, aux = torch.cat([embeddings[:1], embeddings]), torch.nn.functional.pad(aux, (0, 0, 0, 2))
-    unrolled = model.unroll(aux, tokens, torch.arange(TOKENS + 2), tail_layout([TOKENS + 2], [0]), 2)
+    unrolled, _ = model.unroll(aux, tokens, torch.arange(TOKENS + 2), tail_layout([TOKENS + 2], [0]), 2)
     states = torch.stack(unrolled)[:, :TOKENS]
     logits = torch.full((2, TOKENS, shape.vocab_size), float("-inf"))
     logits[:, :, weights["t2d"].nonzero()[:, 0]] = model.lm_head(states)

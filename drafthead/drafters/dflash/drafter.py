@@ -118,9 +118,9 @@ class DFlashModel(DraftModule):
         self.lm_head = Projection(size, head.draft_vocab_size)
         self.rope = Rotary(shape)
 
-    def states(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> Tensor:
+    def states(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> tuple[Tensor, None]:
         """(K x P, H), slot after slot: slot 1 + k holds draft position k."""
-        return self.slots(batch, embeddings, num_positions).flatten(0, 1)
+        return self.slots(batch, embeddings, num_positions).flatten(0, 1), None
 
     def slots(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> Tensor:
         """(K, P, H): as `fill`, of blocks of the known token and masks."""

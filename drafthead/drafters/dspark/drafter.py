@@ -62,11 +62,11 @@ class DSparkModel(DFlashModel):
         """(M,) log-odds that each row's draft is the target's first choice."""
         return None if self.confidence_head is None else self.confidence_head.proj(rows.states.detach())[:, 0]
 
-    def states(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> Tensor:
+    def states(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> tuple[Tensor, None]:
         """(K x P, H + r); the token before draft k of root t is x[t+1+k]."""
         states = self.slots(batch, embeddings, num_positions)
         before = torch.stack([batch.ahead(1 + k) for k in range(num_positions)])
-        return torch.cat([states, self.markov_head.markov_w1(before)], dim=-1).flatten(0, 1)
+        return torch.cat([states, self.markov_head.markov_w1(before)], dim=-1).flatten(0, 1), None
 
 
 class DSparkFiles(DFlashFiles):

@@ -19,11 +19,13 @@ class EagleHead(HeadConfig):
 class Eagle3Head(EagleHead):
     """`head: {type: eagle3, ...}`."""
 
-    TRAINING_ONLY: ClassVar[frozenset[str]] = frozenset({"num_ttt_steps", "step_weight_decay"})
+    TRAINING_ONLY: ClassVar[frozenset[str]] = frozenset({"num_ttt_steps", "step_weight_decay", "feature_weight"})
 
     type: Literal["eagle3"]
     num_ttt_steps: int = Field(default=4, gt=0)  # K unrolled steps of training-time test
     step_weight_decay: float = Field(default=0.8, gt=0, le=1)  # weight of TTT step k is decay**k
+    # Of the squared error of what a step hands to the next one, beside the feature that it stands for.
+    feature_weight: float = Field(default=0, ge=0)
 
     @property
     def num_positions(self) -> int:

@@ -42,6 +42,14 @@ def of_rows(cache: KeyValueCache, chosen: Tensor) -> KeyValueCache:
     return first, *((key.index_select(0, chosen), value.index_select(0, chosen)) for key, value in later)
 
 
+def feature_error(state: Tensor, feature: Tensor) -> Tensor:
+    """(R,) |state - feature|^2 / |feature|^2 of what a step hands on and the feature of the text that it stands for;
+    0 for a feature of zeros."""
+    wide = torch.promote_types(state.dtype, torch.float32)
+    error, size = (part.to(wide).square().sum(-1) for part in (state - feature, feature))
+    return torch.where(size > 0, error, 0) / size.clamp_min(torch.finfo(wide).tiny)
+
+
 @dataclass(frozen=True)
 class StepLayout:
     """What one layer computes in one TTT step.
@@ -138,6 +146,7 @@ class DraftModel(DraftModule):
         self.norm = RMSNorm(size, eps)
         self.lm_head = Projection(size, head.draft_vocab_size)
         self.rope = Rotary(shape)
+        self.feature_weight = getattr(head, "feature_weight", 0.0)  # P-EAGLE's positions hand nothing on
 
     def combine(self, aux: Tensor) -> Tensor:
         """Fuse the aux hidden states (T, N * H), layer ids ascending, into the first feature (T, H)."""
@@ -148,14 +157,15 @@ class DraftModel(DraftModule):
             aux = torch.cat([norm(piece) for norm, piece in zip(self.fc_norm, pieces, strict=True)], dim=-1)
         return self.fc(aux)
 
-    def states(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> Tensor:
+    def states(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> tuple[Tensor, Tensor | None]:
         """Rows of step 0, then of step 1, and so on."""
         embedded = nn.functional.embedding(batch.input_ids, embeddings)
-        return torch.cat(self.unroll(batch.aux, embedded, batch.positions, batch.layout, num_positions))
+        outputs, errors = self.unroll(batch.aux, embedded, batch.positions, batch.layout, num_positions)
+        return torch.cat(outputs), self.feature_weight * torch.cat(errors) if errors else None
 
     def unroll(
         self, aux: Tensor, embeddings: Tensor, positions: Tensor, layout: Layout, num_steps: int
-    ) -> list[Tensor]:
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Run K TTT steps.
 
         With `recompute` only each step's state, keys and values are kept, and the step is run again in the backward.
@@ -169,11 +179,12 @@ class DraftModel(DraftModule):
 
         Returns:
             K times (R, H), or (P_k, H) of the rows that step k is computed for, after the final norm, ready for
-            lm_head.
+            lm_head. In training, where it is to be learned, K times (R,) or (P_k,) `feature_error` as well.
         """
         recompute = self.recompute and torch.is_grad_enabled()
         run_step = partial(checkpoint, self._run_step, use_reentrant=False) if recompute else self._run_step
-        outputs = []
+        learned = self.feature_weight > 0 and torch.is_grad_enabled()
+        outputs, errors = [], []
         # Checkpointing whole steps keeps less than recomputing cheap activations; one tensor cannot be under both.
         with nullcontext() if recompute else recomputing():
             caches: tuple[KeyValueCache, ...] = ((),) * (1 + len(self.layers))
@@ -181,7 +192,7 @@ class DraftModel(DraftModule):
             rows = layout.rows if not self.layers and len(layout.rows) < len(embeddings) else None
             first = self.midlayer.self_attn.project(self.midlayer.input_layernorm(embeddings), rows)
             later = tuple(t if len(t) == len(layout.rows) else t.index_select(0, layout.rows) for t in first)
-            state = self.combine(aux)
+            state = features = self.combine(aux)
             for k in range(num_steps):
                 if k and layout.roots:
                     kept = torch.searchsorted(layout.roots[k - 1], layout.roots[k])
@@ -190,7 +201,10 @@ class DraftModel(DraftModule):
                 state, output, caches = run_step(k, state, later if k else first, rope, layout, caches)
                 give_back(output)
                 outputs.append(output)
-            return outputs
+                if learned:
+                    of_text = torch.roll(features.detach(), -1 - k, 0).index_select(0, layout.at(k, layout.rows))
+                    errors.append(feature_error(state, of_text))
+            return outputs, errors
 
     def _run_step(
         self, k: int, state: Tensor, projected: Projections, rope: tuple[Tensor, Tensor], layout: Layout,

@@ -37,7 +37,7 @@ class PEagleModel(DraftModel):
         self.mask_hidden = nn.Parameter(torch.randn(1, shape.num_aux_layers * shape.hidden_size))
         self.mask_embedding = torch.zeros(shape.hidden_size)  # the target's, with every batch
 
-    def states(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> Tensor:
+    def states(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> tuple[Tensor, Tensor | None]:
         """As EAGLE-3's."""
         self.mask_embedding = embeddings[self.head.mask_token_id]
         return super().states(batch, embeddings, num_positions)
