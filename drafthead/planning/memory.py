@@ -210,6 +210,8 @@ def _kept_per_row(shape: DraftShape, config: TrainConfig) -> int:
     inside = 2 * queries + 2 * head.intermediate_size + H  # query, attention's output, gate, up, the state between
     per_layer = carried + (0 if config.gradient_checkpointing else inside)
     results = 3 * H  # a step's normed state, its place in the stack, and its gradient
+    if getattr(head, "feature_weight", 0):
+        results += H  # the difference that is squared
     reading = queries + 2 * keys + 2 * H  # what embeddings give to q, k and v, and what that was made from
     once = inside if config.gradient_checkpointing else 0
     return drafter_of(head).num_slots * (head.num_layers * per_layer + results) + reading + once

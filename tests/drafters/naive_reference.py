@@ -73,14 +73,16 @@ def combine(model: DraftModel, aux: Tensor) -> Tensor:
     return model.fc.weight @ aux
 
 
-def naive_unroll(model: DraftModel, aux: Tensor, embeddings: Tensor, first_position: int, num_steps: int) -> Tensor:
+def naive_unroll(
+    model: DraftModel, aux: Tensor, embeddings: Tensor, first_position: int, num_steps: int, handed_on: bool = False
+) -> Tensor:
     """All drafts from all roots of one document; P-EAGLE's need no text beyond the token behind the root.
 
     Args:
         aux: (T, N * H); embeddings: (T, H) of the tokens themselves; first_position: of token 0.
 
     Returns:
-        (K, T, H) normed states; rows whose input token lies past the end are zero.
+        (K, T, H) normed states, or the features handed on; rows whose input token lies past the end are zero.
     """
     frequencies, factor = model.rope.frequencies.to(aux.dtype), model.rope.factor  # float32, from which both start
     layers = [model.midlayer, *model.layers.values()]
@@ -104,8 +106,9 @@ def naive_unroll(model: DraftModel, aux: Tensor, embeddings: Tensor, first_posit
                 state = run(combine(model, model.mask_hidden[0]), model.mask_embedding, root + k)
             else:
                 state = run(feature, embeddings[root + k + 1], root + k)
-            rows[k, root] = normed = rms_norm(state, model.norm)
+            normed = rms_norm(state, model.norm)
             feature = normed if model.shape.head.norm_output else state
+            rows[k, root] = feature if handed_on else normed
     missing = torch.zeros(embeddings.shape[-1], dtype=aux.dtype)
     stacked = [[rows.get((k, t), missing) for t in range(num_tokens)] for k in range(num_steps)]
     return torch.stack([torch.stack(row) for row in stacked])

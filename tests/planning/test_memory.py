@@ -16,8 +16,8 @@ from drafthead.training.trainer import LossModule
 TOKENS, STEPS = 1024, 3
 
 
-def shape(kind: str = "eagle3") -> DraftShape:
-    steps: dict = {"num_ttt_steps": STEPS}
+def shape(kind: str = "eagle3", **own: float) -> DraftShape:
+    steps: dict = {"num_ttt_steps": STEPS, **own}
     if kind != "eagle3":  # the last layer computes no known token, and announcements forget it
         steps = {"num_draft_positions": STEPS, "mask_token_id": 9, "num_layers": 4}
     if kind == "dspark":
@@ -32,7 +32,9 @@ def config(**changed):
     return load_recipe(overrides=[f"train.{key}={value}" for key, value in options.items()]).train
 
 
-def kept_by_the_unroll(recompute: bool, tokens: int = TOKENS, first: int = 0, kind: str = "eagle3") -> int:
+def kept_by_the_unroll(
+    recompute: bool, tokens: int = TOKENS, first: int = 0, kind: str = "eagle3", **own: float
+) -> int:
     """Bytes that autograd holds on to between forward and backward, each storage once, but for weights and inputs.
 
     Args:
@@ -40,9 +42,10 @@ def kept_by_the_unroll(recompute: bool, tokens: int = TOKENS, first: int = 0, ki
         tokens: of one window.
         first: its first row with loss.
         kind: of the drafter.
+        own: further keys of its head.
     """
     torch.manual_seed(0)
-    sizes = shape(kind)
+    sizes = shape(kind, **own)
     drafter = drafter_of(sizes.head)
     module = LossModule(drafter.MODULE(sizes))
     module.draft.recompute = recompute
@@ -69,6 +72,14 @@ HEAD_GRADIENT = 4 * 4096 * 256  # formed in the forward, and announced with the 
 def test_what_the_unroll_keeps_is_what_is_announced(kind):
     announced = training_memory(shape(kind), config(), ranks=1, device="cpu")
     assert kept_by_the_unroll(False, kind=kind) - HEAD_GRADIENT == pytest.approx(announced["activations"], rel=0.15)
+
+
+def test_what_features_keep_is_announced():
+    (without, plain), (learned, announced) = (
+        (kept_by_the_unroll(False, **own), training_memory(shape(**own), config(), ranks=1, device="cpu"))
+        for own in ({}, {"feature_weight": 0.1})
+    )
+    assert learned - without == pytest.approx(announced["activations"] - plain["activations"], rel=0.05)
 
 
 def test_recomputed_steps_keep_less_and_no_more_than_announced():

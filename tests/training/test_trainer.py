@@ -22,7 +22,7 @@ def store(tmp_path_factory) -> StateStore:
 
 def gradients(store: StateStore, micro_batches: list[list[int]], objective: str) -> list[torch.Tensor]:
     """Gradient of one optimiser step over all documents, accumulated over these micro batches."""
-    model = small_model()
+    model = small_model(feature_weight=0.3)
     module, drafter = LossModule(model, objective), eagle3(NUM_STEPS)
     windows = [whole(i, store.tokens(i)[1], drafter) for i in range(len(store))]
     total = torch.tensor([w.valid for w in windows]).sum(0)
@@ -40,6 +40,21 @@ def test_any_packing_gives_the_same_gradient(store, objective, micro_batches):
     for ours, wanted in zip(gradients(store, micro_batches, objective), together, strict=True):
         torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-12)
     assert any(g.abs().max() > 1e-3 for g in together)
+
+
+def test_what_a_step_hands_on_is_learned_where_drafts_are_and_validation_leaves_it_out(store):
+    scale, batch, found = torch.tensor([3.0, 2.0, 1.0]), packed(store, eagle3(NUM_STEPS)), []
+    for weight in (0, 0.5):
+        model = small_model(feature_weight=weight)
+        found.append(LossModule(model)(batch, frozen(model), scale))
+        with torch.no_grad():
+            validated = LossModule(model)(batch, frozen(model), scale)
+        assert validated.loss == found[0].loss
+    embedded = frozen(model).embeddings[batch.input_ids]
+    errors = torch.stack(model.unroll(batch.aux, embedded, batch.positions, batch.layout, NUM_STEPS)[1])
+    wanted = 0.5 * (errors * batch.scored * scale[:, None]).sum()
+    torch.testing.assert_close(found[1].loss - found[0].loss, wanted, rtol=1e-9, atol=0)
+    assert torch.equal(found[1].position_sums, found[0].position_sums)
 
 
 def test_losses_are_the_same_to_the_last_bit_without_the_rows_that_nothing_reads(tmp_path):
