@@ -20,8 +20,8 @@ from stepbench.training import Plan
 
 SAME = (
     "head.norm_before_residual=false", "head.norm_before_fc=false", "head.fc_norm=false", "head.norm_output=false",
-    f"head.step_weight_decay={STEP_DECAY}", "train.optimizer=adamw", "train.objective=forward_kl",
-    "train.temperature=1.0", "train.rejection=false",
+    f"head.step_weight_decay={STEP_DECAY}", "head.feature_weight=0", "train.optimizer=adamw",
+    "train.objective=forward_kl", "train.temperature=1.0", "train.rejection=false",
 )  # fmt: skip
 
 
