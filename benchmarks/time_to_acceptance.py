@@ -134,6 +134,8 @@ def main() -> None:
     if unknown := set(given) - {*CONTESTANTS, *map(" ".join, pairs)}:
         raise ValueError(f"no {min(unknown)}: --contestants {','.join(CONTESTANTS)}, or `ours same` and the like")
     torch.set_num_threads(args.threads)
+    if args.heads:
+        args.heads.mkdir(parents=True, exist_ok=True)
     # A run of its own, which is never written: a checkpoint of the recipe's must not be continued.
     overrides = [*args.overrides, "name=time-to-acceptance", f"data={recipe.data or recipe.name}"]
     recipe = load_recipe(args.recipe, overrides)

@@ -151,6 +151,11 @@ class Drafter:
         return bool((self.shares < 1).any())
 
     @property
+    def learns_features(self) -> bool:
+        """Whether `own_loss` compares H features of each row, in float32, which the backward keeps."""
+        return False
+
+    @property
     def num_slots(self) -> int:
         """Rows of states that all drafts of one root are computed from, on average: what memory grows with."""
         return math.ceil(self.shares.sum())

@@ -60,7 +60,7 @@ class HeadRows:
             one row meets a token, or chunks grow beyond `CHUNK_ROWS`.
         counts: rows of each of the K draft positions; they sum to M.
         chunks: `cut` of the same teacher; made here where there are none, which on a GPU keeps the host waiting.
-        own_loss: (M,) a further loss of each row, float32 or wider; None: there is none.
+        own_loss: (M,) a further loss of each scored row, float32 or wider, to be scaled like it; None: there is none.
     """
 
     states: Tensor

@@ -196,22 +196,22 @@ def training_memory(
         "buckets": 2 * width * bucket_elements(parameters) if device == "cuda" and stage else 0,
         "target": width * (V + D) * H,
         "batch": 2 * width * read * (shape.num_aux_layers + 1) * H,
-        "activations": width * tokens * _kept_per_row(shape, config),
+        "activations": width * tokens * _kept_per_row(shape, config, width),
         "loss": rows * D * (_FLOAT32 + (0 if width == _FLOAT32 else width)) + teacher_rows * D * _FLOAT32
         + D * H * _FLOAT32,
     }  # fmt: skip
 
 
-def _kept_per_row(shape: DraftShape, config: TrainConfig) -> int:
-    """Elements that the unroll keeps for one row over all draft positions."""
+def _kept_per_row(shape: DraftShape, config: TrainConfig, width: int) -> int:
+    """Elements of `width` bytes that the unroll keeps for one row over all draft positions."""
     head, H = shape.head, shape.hidden_size
     queries, keys = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
     carried = 2 * keys + H  # keys, values and the state after the block: needed by later steps
     inside = 2 * queries + 2 * head.intermediate_size + H  # query, attention's output, gate, up, the state between
     per_layer = carried + (0 if config.gradient_checkpointing else inside)
     results = 3 * H  # a step's normed state, its place in the stack, and its gradient
-    if getattr(head, "feature_weight", 0):
-        results += H  # the difference that is squared
+    if drafter_of(head).learns_features:
+        results += H * _FLOAT32 // width  # the difference that is squared
     reading = queries + 2 * keys + 2 * H  # what embeddings give to q, k and v, and what that was made from
     once = inside if config.gradient_checkpointing else 0
     return drafter_of(head).num_slots * (head.num_layers * per_layer + results) + reading + once

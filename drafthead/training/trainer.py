@@ -139,11 +139,12 @@ class LossModule(nn.Module):
         own_loss, confidence = rows.own_loss, self.draft.confidence(rows)
         if confidence is not None:
             hits = first_choices(scored, batch, target).to(confidence.dtype)
-            own_loss = binary_cross_entropy_with_logits(confidence, hits, reduction="none")
+            missed = binary_cross_entropy_with_logits(confidence, hits, reduction="none")
+            own_loss = missed if own_loss is None else own_loss + missed
         if own_loss is None:
             return scored
         weights = torch.cat([one.expand(n) for one, n in zip(scale, rows.counts, strict=True)])
-        return scored._replace(loss=scored.loss + (own_loss * weights * (rows.teacher >= 0)).sum())
+        return scored._replace(loss=scored.loss + (torch.where(rows.teacher >= 0, own_loss, 0) * weights).sum())
 
 
 class Trainer:

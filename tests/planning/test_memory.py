@@ -14,6 +14,7 @@ from drafthead.training.accelerator import bucket_elements, deepspeed_config
 from drafthead.training.trainer import LossModule
 
 TOKENS, STEPS = 1024, 3
+BF16 = {"precision": "bf16", "zero_stage": 1}
 
 
 def shape(kind: str = "eagle3", **own: float) -> DraftShape:
@@ -33,7 +34,7 @@ def config(**changed):
 
 
 def kept_by_the_unroll(
-    recompute: bool, tokens: int = TOKENS, first: int = 0, kind: str = "eagle3", **own: float
+    recompute: bool, tokens: int = TOKENS, first: int = 0, kind: str = "eagle3", dtype=torch.float32, **own: float
 ) -> int:
     """Bytes that autograd holds on to between forward and backward, each storage once, but for weights and inputs.
 
@@ -42,15 +43,17 @@ def kept_by_the_unroll(
         tokens: of one window.
         first: its first row with loss.
         kind: of the drafter.
+        dtype: in which it computes.
         own: further keys of its head.
     """
     torch.manual_seed(0)
     sizes = shape(kind, **own)
     drafter = drafter_of(sizes.head)
-    module = LossModule(drafter.MODULE(sizes))
+    module = LossModule(drafter.MODULE(sizes)).to(dtype)
     module.draft.recompute = recompute
     H, V, D = sizes.hidden_size, sizes.vocab_size, sizes.head.draft_vocab_size
-    target = FrozenTarget(torch.randn(V, H), torch.ones(H), torch.randn(D, H), 1e-5, torch.arange(D))
+    pieces = (part.to(dtype) for part in (torch.randn(V, H), torch.ones(H), torch.randn(D, H)))
+    target = FrozenTarget(*pieces, 1e-5, torch.arange(D))
     rows, ones = tokens - first, torch.ones(tokens - first, dtype=torch.bool)
     batch = PackedBatch(
         layout=tail_layout([tokens], [first]), input_ids=torch.randint(0, V, (tokens,)),
@@ -59,7 +62,7 @@ def kept_by_the_unroll(
         argmax=torch.zeros(rows, dtype=torch.long), lse=torch.full((rows,), 20.0),
     )  # fmt: skip
     with torch.profiler.profile(profile_memory=True) as profile:
-        scored = module(batch, target, torch.ones(STEPS))
+        scored = module(batch.cast(dtype), target, torch.ones(STEPS))
     events = profile.profiler.kineto_results.events()
     del scored
     return sum(event.nbytes() for event in events if event.name() == "[memory]")
@@ -74,9 +77,13 @@ def test_what_the_unroll_keeps_is_what_is_announced(kind):
     assert kept_by_the_unroll(False, kind=kind) - HEAD_GRADIENT == pytest.approx(announced["activations"], rel=0.15)
 
 
-def test_what_features_keep_is_announced():
+@pytest.mark.parametrize(("dtype", "training"), [(torch.float32, {}), (torch.bfloat16, BF16)])
+def test_what_features_keep_is_announced(dtype, training):
     (without, plain), (learned, announced) = (
-        (kept_by_the_unroll(False, **own), training_memory(shape(**own), config(), ranks=1, device="cpu"))
+        (
+            kept_by_the_unroll(False, dtype=dtype, **own),
+            training_memory(shape(**own), config(**training), ranks=1, device="cpu"),
+        )
         for own in ({}, {"feature_weight": 0.1})
     )
     assert learned - without == pytest.approx(announced["activations"] - plain["activations"], rel=0.05)

@@ -24,7 +24,8 @@ class Eagle3Head(EagleHead):
     type: Literal["eagle3"]
     num_ttt_steps: int = Field(default=4, gt=0)  # K unrolled steps of training-time test
     step_weight_decay: float = Field(default=0.8, gt=0, le=1)  # weight of TTT step k is decay**k
-    # Of the squared error of what a step hands to the next one, beside the feature that it stands for.
+    # Of the squared error of what a step hands on, beside the feature that it stands for; of the last step too, which
+    # hands on where more is served than trained.
     feature_weight: float = Field(default=0, ge=0)
 
     @property

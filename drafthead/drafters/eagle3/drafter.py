@@ -192,7 +192,8 @@ class DraftModel(DraftModule):
             rows = layout.rows if not self.layers and len(layout.rows) < len(embeddings) else None
             first = self.midlayer.self_attn.project(self.midlayer.input_layernorm(embeddings), rows)
             later = tuple(t if len(t) == len(layout.rows) else t.index_select(0, layout.rows) for t in first)
-            state = features = self.combine(aux)
+            state = self.combine(aux)
+            features = state.detach() if learned else state[:0]
             for k in range(num_steps):
                 if k and layout.roots:
                     kept = torch.searchsorted(layout.roots[k - 1], layout.roots[k])
@@ -202,7 +203,8 @@ class DraftModel(DraftModule):
                 give_back(output)
                 outputs.append(output)
                 if learned:
-                    of_text = torch.roll(features.detach(), -1 - k, 0).index_select(0, layout.at(k, layout.rows))
+                    # What wraps around at the end stands for no token, and is not scored.
+                    of_text = features.index_select(0, (layout.at(k, layout.rows) + 1 + k) % len(features))
                     errors.append(feature_error(state, of_text))
             return outputs, errors
 
@@ -244,6 +246,10 @@ class Eagle3(Drafter):
     head: Eagle3Head
     MODULE = DraftModel
     vllm = Eagle3Files()
+
+    @property
+    def learns_features(self) -> bool:
+        return self.head.feature_weight > 0
 
     def position_weights(self) -> Tensor:
         """decay**k."""
