@@ -2,11 +2,14 @@
 
 import json
 import os
+import sys
 
 import pytest
 
 from drafthead.config import REPO_ROOT
+from drafthead.data.store import StateStore
 from drafthead.drafters.registry import drafter_of
+from drafthead.exporting.check import choose_documents, replayed_rounds
 from drafthead.exporting.importing import read_public_head
 from drafthead.target.pieces import load_target_spec
 from tests.scripts import run_python
@@ -45,11 +48,14 @@ def test_ours_is_timed_and_scored_until_the_last_step(tmp_path):
         assert row["final"]["low"] <= row["points"][-1]["length"] <= row["final"]["high"]
         assert row["points"][-1]["accepted"] != row["points"][0]["accepted"]  # it has learnt
     assert [path.name for path in output.iterdir()] == ["data"]
-    for name, normed in (("ours-same", False), ("ours-shipped", True)):  # as they were trained, for vLLM
-        _, config, tensors = read_public_head(str(tmp_path / "heads" / name))
-        spec, files = load_target_spec(recipe.target_path), drafter_of(recipe.head).vllm
-        shape, _ = files.describe(config, files.checkpoint_tensors(tensors), spec, None)
-        assert shape.head.norm_before_fc is normed
+    store, files = StateStore(recipe.states_dir("validation")), drafter_of(recipe.head).vllm
+    documents, _ = choose_documents(store, recipe, sys.maxsize, sys.maxsize)
+    for row in (same, shipped):  # the heads that are kept are those that were scored last
+        _, config, tensors = read_public_head(str(tmp_path / "heads" / row["name"].replace(" ", "-")))
+        weights = files.checkpoint_tensors(tensors)
+        shape, _ = files.describe(config, weights, load_target_spec(recipe.target_path), None)
+        rounds = replayed_rounds(recipe, store, documents, weights, shape)
+        assert [found.accepted for found in rounds] == row["points"][-1]["accepted"]
 
 
 def test_an_unknown_contestant_is_named(tmp_path):
