@@ -1,12 +1,14 @@
 """Recipe: prompts of 1,000 to 16,000 tokens for the embedded target, and a sibling of it that reads them.
 
-    python -m tools.tiny_long DIR        # DIR/target, DIR/short.jsonl, DIR/mix.jsonl; ten seconds
+    python -m tools.tiny_long DIR              # DIR/target, DIR/short.jsonl, DIR/mix.jsonl; 25 minutes on one core
+    python -m tools.tiny_long DIR --steps 0    # a target that is only stretched; ten seconds
 
 The sibling has the embedded target's weights and a rotary embedding stretched to 32,768 positions (YaRN, factor 32
-instead of 2). It was never trained at such lengths: its responses get worse with them, but stay responses. A prompt is
-code of other prompts of its split, then a shipped question; its category is its length. Every length has the same
-questions. Held-out prompts are the same in both files, 16 of each length. To train on, `short.jsonl` has the shipped
-prompts; `mix.jsonl` 200 fewer, and 40 long ones of each length instead.
+instead of 2), and is then trained to respond behind long code as it does without (`tools/tiny/lengthen.py`); without
+that its responses get worse with the length, but stay responses. A prompt is code of other prompts of its split, then
+a shipped question; its category is its length. Every length has the same questions. Held-out prompts are the same in
+both files, 16 of each length. To train on, `short.jsonl` has the shipped prompts; `mix.jsonl` 200 fewer, and 40 long
+ones of each length instead.
 """
 
 import argparse
@@ -17,16 +19,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tools.tiny.corpus import read_library
 from tools.tiny.files import read_prompts, write_prompts
+from tools.tiny.lengthen import lengthen
+from tools.tiny.samples import build_samples
 
 EMBEDDED = Path(__file__).resolve().parents[1] / "data_gen" / "tiny"
 POSITIONS = 32768
 LENGTHS = (1, 2, 4, 8, 16)  # thousands (1,024) of tokens
 PER_LENGTH = {"train": 40, "heldout": 16}
 _FENCE = "```python\n"
+STEPS = 105
 _BESIDES = 40  # tokens of the chat template
+_QUESTION = 360  # and of a question of middle length
 
 Row = dict[str, Any]
 
@@ -34,15 +42,23 @@ Row = dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
-    directory = parser.parse_args().directory
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of training at such lengths, {STEPS} unless given")
+    options = parser.parse_args()
+    directory = options.directory
     write_target(directory / "target")
     tokenizer = AutoTokenizer.from_pretrained(directory / "target")
+
+    def tokens(text: str) -> int:
+        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
     rows = read_prompts(EMBEDDED / "prompts.jsonl")
-    written = long_rows(rows, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
+    written = long_rows(rows, tokens)
     short = [{key: row[key] for key in ("category", "split", "messages")} for row in rows if row["split"] == "train"]
     fewer = random.Random(1).sample(short, len(short) - PER_LENGTH["train"] * len(LENGTHS))
     write_prompts(short + [row for row in written if row["split"] == "heldout"], directory / "short.jsonl")
     write_prompts(fewer + written, directory / "mix.jsonl")
+    if options.steps:
+        train_target(directory / "target", options.steps, tokens)
 
 
 def write_target(directory: Path) -> None:
@@ -56,6 +72,23 @@ def write_target(directory: Path) -> None:
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
+def train_target(directory: Path, steps: int, tokens: Callable[[str], int]) -> None:
+    """Train the stretched target in place on questions of the training split behind code of it."""
+    student, teacher = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="blocks")
+        for path in (directory, EMBEDDED / "target")
+    )
+    for model in (student, teacher):
+        model.set_experts_implementation("grouped_mm")
+    samples = [s for s in build_samples(*read_library(), 2, 0) if s.split == "train" and _FENCE in s.prompt]
+    sized, choose = _sized_code([sample.prompt for sample in samples[::9]], tokens), random.Random(0)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    lengthen(
+        student.train(), teacher.eval(), tokenizer, samples, lambda size: _code(choose, sized, size - _QUESTION), steps
+    )
+    student.to(torch.bfloat16).save_pretrained(directory)
+
+
 def long_rows(rows: list[Row], tokens: Callable[[str], int]) -> list[Row]:
     """Prompts of every length and split, in a fixed random order.
 
@@ -67,21 +100,30 @@ def long_rows(rows: list[Row], tokens: Callable[[str], int]) -> list[Row]:
     for split, wanted in PER_LENGTH.items():
         own = [row for row in rows if row["split"] == split]
         questions = [row["messages"][0]["content"] for row in own]
-        code = [text.split(_FENCE)[1].split("```")[0] for text in questions if _FENCE in text]
-        sized = [(piece, tokens(piece) + 1) for piece in code]
+        sized = _sized_code(questions, tokens)
         asked = choose.sample(questions, wanted)
         for length in LENGTHS:
             for question in asked:
-                left = 1024 * length - tokens(question) - _BESIDES
-                pieces = []
-                for piece, size in choose.choices(sized, k=1024 * length // 8):
-                    if size <= left:
-                        pieces.append(piece)
-                        left -= size
-                content = f"{_FENCE}{chr(10).join(pieces)}```\n\n{question}"
-                messages = [{"role": "user", "content": content}]
+                code = _code(choose, sized, 1024 * length - tokens(question))
+                messages = [{"role": "user", "content": code + question}]
                 written.append({"category": f"{length:02}k", "split": split, "messages": messages})
     return written
+
+
+def _sized_code(questions: list[str], tokens: Callable[[str], int]) -> list[tuple[str, int]]:
+    """The code of the questions that have some, and its tokens."""
+    code = [text.split(_FENCE)[1].split("```")[0] for text in questions if _FENCE in text]
+    return [(piece, tokens(piece) + 1) for piece in code]
+
+
+def _code(choose: random.Random, sized: list[tuple[str, int]], length: int) -> str:
+    """A block of code that fills a prompt of `length` tokens with its template."""
+    left, pieces = length - _BESIDES, []
+    for piece, size in choose.choices(sized, k=length // 8):
+        if size <= left:
+            pieces.append(piece)
+            left -= size
+    return f"{_FENCE}{chr(10).join(pieces)}```\n\n"
 
 
 if __name__ == "__main__":

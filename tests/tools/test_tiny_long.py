@@ -3,15 +3,28 @@
 from collections import defaultdict
 
 import pytest
-from transformers import AutoConfig, AutoTokenizer
+import torch
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from tools.tiny.batches import encode_sample
 from tools.tiny.files import read_prompts
+from tools.tiny.lengthen import divergences
+from tools.tiny.samples import Sample
 from tools.tiny_long import EMBEDDED, main
 
 
-def test_prompts_have_their_lengths_and_the_sibling_reads_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["tools.tiny_long", str(tmp_path)])
+def load(path, attention):
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=attention).eval()
+
+
+def test_prompts_have_their_lengths_and_the_sibling_reads_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["tools.tiny_long", str(tmp_path), "--steps", "1"])
     main()
+    assert "step 1/1   1k  divergence " in capsys.readouterr().out
+    trained, embedded = (load(path, "eager") for path in (tmp_path / "target", EMBEDDED / "target"))
+    pairs = zip(trained.parameters(), embedded.parameters(), strict=True)
+    assert 0 < max(float((new - old).detach().abs().max()) for new, old in pairs) < 0.01
     config = AutoConfig.from_pretrained(tmp_path / "target")
     assert config.rope_parameters["factor"] == 32
     assert (tmp_path / "target" / "model.safetensors").stat().st_size > 7e6
@@ -37,3 +50,43 @@ def test_prompts_have_their_lengths_and_the_sibling_reads_them(tmp_path, monkeyp
     assert same == dict.fromkeys(("01k", "02k", "04k", "08k", "16k"), same["01k"])
     assert len(set(same["01k"])) == 16
     assert sum(len(asked["train", category]) for category in same) == 200
+
+
+@torch.no_grad()
+def test_attention_in_blocks_is_that_of_transformers():
+    ids = torch.randint(0, 3072, (1, 1500), generator=torch.Generator().manual_seed(0))
+    expected = load(EMBEDDED / "target", "eager")(input_ids=ids).logits
+    model = load(EMBEDDED / "target", "blocks")
+    torch.testing.assert_close(model(input_ids=ids).logits, expected, atol=1e-4, rtol=1e-4)
+    before = DynamicCache(config=model.config)
+    model.model(input_ids=ids[:, :1200], past_key_values=before, use_cache=True)
+    rest = model(input_ids=ids[:, 1200:], past_key_values=before, use_cache=True).logits
+    torch.testing.assert_close(rest, expected[:, 1200:], atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_divergence_is_that_of_whole_sequences():
+    """Two lengths in a batch and a third alone, behind code that has run once."""
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED / "target")
+    model = load(EMBEDDED / "target", "eager")
+    texts = [
+        ("What is x?", "A name."),
+        ("Explain y in short.", "It is a number of seconds."),
+        ("z", "Nothing is known."),
+    ]
+    samples = [Sample("chat", "os", prompt, "A plan.", "A detail.", answer) for prompt, answer in texts]
+    code = "```python\nx = 1\ny = 2\n```\n\n"
+    expected = torch.zeros(())
+    for (prompt, answer), sample in zip(texts, samples, strict=True):
+        behind = Sample("chat", "os", code + prompt, "A plan.", "A detail.", answer)
+        short, long = (encode_sample(s, "medium", tokenizer) for s in (sample, behind))
+        wanted, given = (
+            model(input_ids=torch.tensor([item.ids])).logits[0, item.prompt_length - 1 : -1].log_softmax(-1)
+            for item in (short, long)
+        )
+        expected += functional.kl_div(given, wanted, reduction="sum", log_target=True)
+    blocks = load(EMBEDDED / "target", "blocks")
+    found = list(divergences(blocks, blocks, tokenizer, samples, code, "medium"))
+    assert len(found) == 2
+    assert float(sum(loss for loss, _ in found)) == pytest.approx(float(expected), rel=1e-4)
+    assert float(expected) > 0.1
