@@ -1,6 +1,6 @@
 """Recipe: prompts of 1,000 to 16,000 tokens for the embedded target, and a sibling of it that reads them.
 
-    python -m tools.tiny_long DIR              # DIR/target, DIR/short.jsonl, DIR/mix.jsonl; 25 minutes on one core
+    python -m tools.tiny_long DIR              # DIR/target, DIR/short.jsonl, DIR/mix.jsonl; half an hour on one core
     python -m tools.tiny_long DIR --steps 0    # a target that is only stretched; ten seconds
 
 The sibling has the embedded target's weights and a rotary embedding stretched to 32,768 positions (YaRN, factor 32
@@ -32,7 +32,7 @@ POSITIONS = 32768
 LENGTHS = (1, 2, 4, 8, 16)  # thousands (1,024) of tokens
 PER_LENGTH = {"train": 40, "heldout": 16}
 _FENCE = "```python\n"
-STEPS = 105
+STEPS = 200
 _BESIDES = 40  # tokens of the chat template
 _QUESTION = 360  # and of a question of middle length
 

@@ -22,9 +22,9 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel, PreT
 from tools.tiny.batches import encode_sample
 from tools.tiny.samples import EFFORTS, Sample
 
-PLAN = (1, 16, 2, 8, 4, 16, 8)  # thousands (1,024) of tokens of code, a step each
+PLAN = (1, 4, 2, 16, 4, 8)  # thousands (1,024) of tokens of code, a step each
 QUESTIONS, AT_ONCE = 8, 2  # behind the same code; of them in memory together
-LEARNING_RATE, WARMUP_STEPS, CLIP = 3e-4, 10, 1.0
+LEARNING_RATE, WARMUP_STEPS, CLIP = 1e-3, 10, 1.0
 DENSE_QUERIES = 1024  # more are computed in blocks
 
 
