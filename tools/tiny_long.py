@@ -44,9 +44,11 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--steps", type=int, default=STEPS, help=f"of training at such lengths, {STEPS} unless given")
     options = parser.parse_args()
-    directory = options.directory
-    write_target(directory / "target")
-    tokenizer = AutoTokenizer.from_pretrained(directory / "target")
+    if options.steps < 0:
+        parser.error(f"--steps is {options.steps}, but must be at least 0: 0 only stretches the target")
+    directory, unfinished = options.directory, options.directory / "unfinished-target"
+    write_target(unfinished)
+    tokenizer = AutoTokenizer.from_pretrained(unfinished)
 
     def tokens(text: str) -> int:
         return len(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -58,7 +60,9 @@ def main() -> None:
     write_prompts(short + [row for row in written if row["split"] == "heldout"], directory / "short.jsonl")
     write_prompts(fewer + written, directory / "mix.jsonl")
     if options.steps:
-        train_target(directory / "target", options.steps, tokens)
+        train_target(unfinished, options.steps, tokens)
+    shutil.rmtree(directory / "target", ignore_errors=True)
+    unfinished.rename(directory / "target")
 
 
 def write_target(directory: Path) -> None:

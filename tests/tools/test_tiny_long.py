@@ -22,6 +22,7 @@ def test_prompts_have_their_lengths_and_the_sibling_reads_them(tmp_path, monkeyp
     monkeypatch.setattr("sys.argv", ["tools.tiny_long", str(tmp_path), "--steps", "1"])
     main()
     assert "step 1/1   1k  divergence " in capsys.readouterr().out
+    assert not (tmp_path / "unfinished-target").exists()
     trained, embedded = (load(path, "eager") for path in (tmp_path / "target", EMBEDDED / "target"))
     pairs = zip(trained.parameters(), embedded.parameters(), strict=True)
     assert 0 < max(float((new - old).detach().abs().max()) for new, old in pairs) < 0.01
@@ -52,6 +53,14 @@ def test_prompts_have_their_lengths_and_the_sibling_reads_them(tmp_path, monkeyp
     assert sum(len(asked["train", category]) for category in same) == 200
 
 
+def test_negative_steps_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["tools.tiny_long", str(tmp_path), "--steps", "-1"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--steps is -1" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 @torch.no_grad()
 def test_attention_in_blocks_is_that_of_transformers():
     ids = torch.randint(0, 3072, (1, 1500), generator=torch.Generator().manual_seed(0))
@@ -62,6 +71,10 @@ def test_attention_in_blocks_is_that_of_transformers():
     model.model(input_ids=ids[:, :1200], past_key_values=before, use_cache=True)
     rest = model(input_ids=ids[:, 1200:], past_key_values=before, use_cache=True).logits
     torch.testing.assert_close(rest, expected[:, 1200:], atol=1e-4, rtol=1e-4)
+    before = DynamicCache(config=model.config)
+    model.model(input_ids=ids[:, :300], past_key_values=before, use_cache=True)
+    rest = model(input_ids=ids[:, 300:], past_key_values=before, use_cache=True).logits
+    torch.testing.assert_close(rest, expected[:, 300:], atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()

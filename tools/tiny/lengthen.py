@@ -25,7 +25,7 @@ from tools.tiny.samples import EFFORTS, Sample
 PLAN = (1, 4, 2, 16, 4, 8)  # thousands (1,024) of tokens of code, a step each
 QUESTIONS, AT_ONCE = 8, 2  # behind the same code; of them in memory together
 LEARNING_RATE, WARMUP_STEPS, CLIP = 1e-3, 10, 1.0
-DENSE_QUERIES = 1024  # more are computed in blocks
+DENSE_QUERIES = 1024  # more are computed in blocks, where they are the first
 
 
 def lengthen(
@@ -119,7 +119,7 @@ def blocks(
     window, sinks = getattr(module, "sliding_window", None), module.sinks
     key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], 1) for t in (key, value))
     many, length = query.shape[2], key.shape[2]
-    if many <= DENSE_QUERIES:
+    if many <= DENSE_QUERIES or many < length:
         out = _dense(query, key, value, scaling, sinks, _seen(many, length, window))
     elif window:  # every block of a window's size sees itself and the one before it
         rest = -many % window
