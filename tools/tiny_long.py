@@ -4,8 +4,8 @@
     python -m tools.tiny_long DIR --steps 0    # a target that is only stretched; ten seconds
 
 The sibling has the embedded target's weights and a rotary embedding stretched to 32,768 positions (YaRN, factor 32
-instead of 2), and is then trained to respond behind long code as it does without (`tools/tiny/lengthen.py`); without
-that its responses get worse with the length, but stay responses. A prompt is code of other prompts of its split, then
+instead of 2), and is then trained towards what it was without code, behind long code (`tools/tiny/lengthen.py`); it gets
+worse without code by that. Only stretched, its responses get worse with the length, but stay responses. A prompt is code of other prompts of its split, then
 a shipped question; its category is its length. Every length has the same questions. Held-out prompts are the same in
 both files, 16 of each length. To train on, `short.jsonl` has the shipped prompts; `mix.jsonl` 200 fewer, and 40 long
 ones of each length instead.
