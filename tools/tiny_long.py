@@ -4,11 +4,11 @@
     python -m tools.tiny_long DIR --steps 0    # a target that is only stretched; ten seconds
 
 The sibling has the embedded target's weights and a rotary embedding stretched to 32,768 positions (YaRN, factor 32
-instead of 2), and is then trained towards what it was without code, behind long code (`tools/tiny/lengthen.py`); it gets
-worse without code by that. Only stretched, its responses get worse with the length, but stay responses. A prompt is code of other prompts of its split, then
-a shipped question; its category is its length. Every length has the same questions. Held-out prompts are the same in
-both files, 16 of each length. To train on, `short.jsonl` has the shipped prompts; `mix.jsonl` 200 fewer, and 40 long
-ones of each length instead.
+instead of 2), and is then trained towards what it was without code, behind long code (`tools/tiny/lengthen.py`); it
+gets worse without code by that. Only stretched, its responses get worse with the length, but stay responses. A
+prompt is code of its split, then a shipped question; its category is its length. Every length has the same
+questions. Held-out prompts are the same in both files, 16 of each length. To train on, `short.jsonl` has the
+shipped prompts; `mix.jsonl` 200 fewer, and 40 long ones of each length instead.
 """
 
 import argparse
@@ -34,7 +34,7 @@ PER_LENGTH = {"train": 40, "heldout": 16}
 _FENCE = "```python\n"
 STEPS = 200
 _BESIDES = 40  # tokens of the chat template
-_QUESTION = 360  # and of a question of middle length
+_QUESTION = 360  # and of most questions
 
 Row = dict[str, Any]
 
@@ -47,6 +47,8 @@ def main() -> None:
     if options.steps < 0:
         parser.error(f"--steps is {options.steps}, but must be at least 0: 0 only stretches the target")
     directory, unfinished = options.directory, options.directory / "unfinished-target"
+    if (directory / "target").exists():
+        parser.error(f"{directory / 'target'} is there already: name another directory, or delete it")
     write_target(unfinished)
     tokenizer = AutoTokenizer.from_pretrained(unfinished)
 
@@ -61,7 +63,6 @@ def main() -> None:
     write_prompts(fewer + written, directory / "mix.jsonl")
     if options.steps:
         train_target(unfinished, options.steps, tokens)
-    shutil.rmtree(directory / "target", ignore_errors=True)
     unfinished.rename(directory / "target")
 
 
@@ -91,6 +92,8 @@ def train_target(directory: Path, steps: int, tokens: Callable[[str], int]) -> N
         student.train(), teacher.eval(), tokenizer, samples, lambda size: _code(choose, sized, size - _QUESTION), steps
     )
     student.to(torch.bfloat16).save_pretrained(directory)
+    (directory / "model.safetensors").chmod(0o644)  # safetensors leaves it to its owner alone
+    (directory / "training.json").unlink()  # of the embedded target
 
 
 def long_rows(rows: list[Row], tokens: Callable[[str], int]) -> list[Row]:

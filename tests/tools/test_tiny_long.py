@@ -23,6 +23,7 @@ def test_prompts_have_their_lengths_and_the_sibling_reads_them(tmp_path, monkeyp
     main()
     assert "step 1/1   1k  divergence " in capsys.readouterr().out
     assert not (tmp_path / "unfinished-target").exists()
+    assert (tmp_path / "target" / "model.safetensors").stat().st_mode & 0o777 == 0o644
     trained, embedded = (load(path, "eager") for path in (tmp_path / "target", EMBEDDED / "target"))
     pairs = zip(trained.parameters(), embedded.parameters(), strict=True)
     assert 0 < max(float((new - old).detach().abs().max()) for new, old in pairs) < 0.01
@@ -53,6 +54,16 @@ def test_prompts_have_their_lengths_and_the_sibling_reads_them(tmp_path, monkeyp
     assert sum(len(asked["train", category]) for category in same) == 200
 
 
+def test_without_steps_the_target_is_stretched_alone_and_never_replaced(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["tools.tiny_long", str(tmp_path), "--steps", "0"])
+    main()
+    name = "target/model.safetensors"
+    assert (tmp_path / name).read_bytes() == (EMBEDDED / name).read_bytes()
+    with pytest.raises(SystemExit):
+        main()
+    assert "target is there already" in capsys.readouterr().err
+
+
 def test_negative_steps_are_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["tools.tiny_long", str(tmp_path), "--steps", "-1"])
     with pytest.raises(SystemExit):
@@ -75,6 +86,16 @@ def test_attention_in_blocks_is_that_of_transformers():
     model.model(input_ids=ids[:, :300], past_key_values=before, use_cache=True)
     rest = model(input_ids=ids[:, 300:], past_key_values=before, use_cache=True).logits
     torch.testing.assert_close(rest, expected[:, 300:], atol=1e-4, rtol=1e-4)
+
+
+def test_gradients_of_many_queries_are_those_of_transformers():
+    ids = torch.randint(0, 3072, (1, 1100), generator=torch.Generator().manual_seed(0))
+    sinks = []
+    for attention in ("eager", "blocks"):
+        model = load(EMBEDDED / "target", attention)
+        model(input_ids=ids, use_cache=False).logits.square().mean().backward()
+        sinks.append(torch.stack([layer.self_attn.sinks.grad for layer in model.model.layers]))
+    torch.testing.assert_close(sinks[1], sinks[0], rtol=1e-3, atol=1e-5)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Train a target to answer behind long code as it answers without.
+"""Train a target to answer behind long code as it answered without.
 
 The loss is the Kullback-Leibler divergence from the target that it was, which reads the question alone, on the tokens
 of the answer. The code runs once, without gradient; several questions follow it from its keys and values.
@@ -113,13 +113,13 @@ def blocks(
 ) -> tuple[torch.Tensor, None]:
     """Causal attention of gpt-oss with sinks, without a matrix of all positions where there are many.
 
-    As transformers' `eager`, which holds one: sixteen times the seconds at 16,000 positions. Rows are padded on the
+    As transformers' `eager`, which holds one and takes many times as long at 16,000 positions. Rows are padded on the
     right at most.
     """
     window, sinks = getattr(module, "sliding_window", None), module.sinks
     key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], 1) for t in (key, value))
     many, length = query.shape[2], key.shape[2]
-    if many <= DENSE_QUERIES or many < length:
+    if many <= DENSE_QUERIES or many < length or query.requires_grad:  # blocks have no gradient of the sinks' share
         out = _dense(query, key, value, scaling, sinks, _seen(many, length, window))
     elif window:  # every block of a window's size sees itself and the one before it
         rest = -many % window
