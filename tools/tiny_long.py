@@ -85,7 +85,7 @@ def train_target(directory: Path, steps: int, tokens: Callable[[str], int]) -> N
     )
     for model in (student, teacher):
         model.set_experts_implementation("grouped_mm")
-    samples = [s for s in build_samples(*read_library(), 2, 0) if s.split == "train" and _FENCE in s.prompt]
+    samples = [s for s in build_samples(*read_library(), 2, 0) if s.split == "train"]
     sized, choose = _sized_code([sample.prompt for sample in samples[::9]], tokens), random.Random(0)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     lengthen(

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynami
 
 from tools.tiny.batches import encode_sample
 from tools.tiny.files import read_prompts
-from tools.tiny.lengthen import divergences
+from tools.tiny.lengthen import divergences, lengthen
 from tools.tiny.samples import Sample
 from tools.tiny_long import EMBEDDED, main
 
@@ -124,3 +124,21 @@ def test_divergence_is_that_of_whole_sequences():
     assert len(found) == 2
     assert float(sum(loss for loss, _ in found)) == pytest.approx(float(expected), rel=1e-4)
     assert float(expected) > 0.1
+
+
+def test_training_brings_the_answers_behind_code_nearer_to_those_without():
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED / "target")
+    student, teacher = (load(EMBEDDED / "target", "blocks") for _ in range(2))
+    samples = [Sample("chat", "os", f"What is x{i}?", "A plan.", "A detail.", f"Name number {i}.") for i in range(8)]
+    code = "```python\nx = 1\ny = 2\n```\n\n"
+
+    def distance():
+        with torch.no_grad():
+            return sum(float(loss) for loss, _ in divergences(student, teacher, tokenizer, samples, code, "medium"))
+
+    before = distance()
+    lengthen(student, teacher, tokenizer, samples, lambda _: code, 8)
+    assert distance() < 0.5 * before
+    with torch.no_grad():
+        again = load(EMBEDDED / "target", "blocks")
+        assert all(torch.equal(a, b) for a, b in zip(teacher.parameters(), again.parameters(), strict=True))
