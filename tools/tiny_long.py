@@ -4,10 +4,10 @@
     python -m tools.tiny_long DIR --steps 0    # a target that is only stretched; ten seconds
 
 The sibling has the embedded target's weights and a rotary embedding stretched to 32,768 positions (YaRN, factor 32
-instead of 2), and is then trained towards what it was without code, behind long code (`tools/tiny/lengthen.py`); it
-gets worse without code by that. Only stretched, its responses get worse with the length, but stay responses. A
-prompt is code of its split, then a shipped question; its category is its length. Every length has the same
-questions. Held-out prompts are the same in both files, 16 of each length. To train on, `short.jsonl` has the
+instead of 2), and is then trained towards what it was without code, behind long code and without
+(`tools/tiny/lengthen.py`). Only stretched, its responses get worse with the length, but stay responses. A prompt is
+code of its split, but not the question's own, then a shipped question; its category is its length. Every length has
+the same questions. Held-out prompts are the same in both files, 32 of each length. To train on, `short.jsonl` has the
 shipped prompts; `mix.jsonl` 200 fewer, and 40 long ones of each length instead.
 """
 
@@ -30,11 +30,10 @@ from tools.tiny.samples import build_samples
 EMBEDDED = Path(__file__).resolve().parents[1] / "data_gen" / "tiny"
 POSITIONS = 32768
 LENGTHS = (1, 2, 4, 8, 16)  # thousands (1,024) of tokens
-PER_LENGTH = {"train": 40, "heldout": 16}
+PER_LENGTH = {"train": 40, "heldout": 32}
 _FENCE = "```python\n"
-STEPS = 200
+STEPS = 240
 _BESIDES = 40  # tokens of the chat template
-_QUESTION = 360  # and of most questions
 
 Row = dict[str, Any]
 
@@ -69,12 +68,13 @@ def main() -> None:
 def write_target(directory: Path) -> None:
     """The embedded target with a rotary embedding for `POSITIONS`."""
     shutil.copytree(EMBEDDED / "target", directory, dirs_exist_ok=True)
-    path = directory / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    rope = config["rope_parameters"]
-    config["max_position_embeddings"] = POSITIONS
-    rope["factor"] = POSITIONS / rope["original_max_position_embeddings"]
-    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for name, key in (("config", "max_position_embeddings"), ("tokenizer_config", "model_max_length")):
+        path = directory / f"{name}.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        config[key] = POSITIONS
+        if rope := config.get("rope_parameters"):
+            rope["factor"] = POSITIONS / rope["original_max_position_embeddings"]
+        path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def train_target(directory: Path, steps: int, tokens: Callable[[str], int]) -> None:
@@ -89,8 +89,9 @@ def train_target(directory: Path, steps: int, tokens: Callable[[str], int]) -> N
     sized, choose = _sized_code([sample.prompt for sample in samples[::9]], tokens), random.Random(0)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     lengthen(
-        student.train(), teacher.eval(), tokenizer, samples, lambda size: _code(choose, sized, size - _QUESTION), steps
-    )
+        student.train(), teacher.eval(), tokenizer, samples,
+        lambda size, questions: _code(choose, sized, size, questions, tokens), steps,
+    )  # fmt: skip
     student.to(torch.bfloat16).save_pretrained(directory)
     (directory / "model.safetensors").chmod(0o644)  # safetensors leaves it to its owner alone
     (directory / "training.json").unlink()  # of the embedded target
@@ -111,7 +112,7 @@ def long_rows(rows: list[Row], tokens: Callable[[str], int]) -> list[Row]:
         asked = choose.sample(questions, wanted)
         for length in LENGTHS:
             for question in asked:
-                code = _code(choose, sized, 1024 * length - tokens(question))
+                code = _code(choose, sized, 1024 * length, [question], tokens)
                 messages = [{"role": "user", "content": code + question}]
                 written.append({"category": f"{length:02}k", "split": split, "messages": messages})
     return written
@@ -123,11 +124,17 @@ def _sized_code(questions: list[str], tokens: Callable[[str], int]) -> list[tupl
     return [(piece, tokens(piece) + 1) for piece in code]
 
 
-def _code(choose: random.Random, sized: list[tuple[str, int]], length: int) -> str:
-    """A block of code that fills a prompt of `length` tokens with its template."""
-    left, pieces = length - _BESIDES, []
+def _code(
+    choose: random.Random,
+    sized: list[tuple[str, int]],
+    length: int,
+    questions: list[str],
+    tokens: Callable[[str], int],
+) -> str:
+    """A block of code, without that of `questions`, with which the longest of them is a prompt of `length` tokens."""
+    left, pieces = length - _BESIDES - max(tokens(question) for question in questions), []
     for piece, size in choose.choices(sized, k=length // 8):
-        if size <= left:
+        if size <= left and not any(piece in question for question in questions):
             pieces.append(piece)
             left -= size
     return f"{_FENCE}{chr(10).join(pieces)}```\n\n"

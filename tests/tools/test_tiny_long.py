@@ -31,6 +31,7 @@ def test_prompts_have_their_lengths_and_the_sibling_reads_them(tmp_path, monkeyp
     assert config.rope_parameters["factor"] == 32
     assert (tmp_path / "target" / "model.safetensors").stat().st_size > 7e6
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "target")
+    assert tokenizer.model_max_length == config.max_position_embeddings == 32768
     short, mix = (read_prompts(tmp_path / f"{name}.jsonl") for name in ("short", "mix"))
     heldout = [row for row in mix if row["split"] == "heldout"]
     assert [row for row in short if row["split"] == "heldout"] == heldout
@@ -40,8 +41,10 @@ def test_prompts_have_their_lengths_and_the_sibling_reads_them(tmp_path, monkeyp
     for row in mix:
         content = row["messages"][0]["content"]
         long = row["category"].endswith("k")
-        question = content.split("```\n\n", 1)[1] if long else content
+        code, question = content.split("```\n\n", 1) if long else ("", content)
         assert question in shipped
+        own = question.split("```python\n")[1:]
+        assert not any(piece.split("```")[0] in code for piece in own)
         asked[row["split"], row["category"]].append(question)
         if long:
             rendered = tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, return_dict=True)
@@ -50,7 +53,7 @@ def test_prompts_have_their_lengths_and_the_sibling_reads_them(tmp_path, monkeyp
             assert length + 256 < config.max_position_embeddings
     same = {category: questions for (split, category), questions in asked.items() if split == "heldout"}
     assert same == dict.fromkeys(("01k", "02k", "04k", "08k", "16k"), same["01k"])
-    assert len(set(same["01k"])) == 16
+    assert len(set(same["01k"])) == 32
     assert sum(len(asked["train", category]) for category in same) == 200
 
 
@@ -127,6 +130,7 @@ def test_divergence_is_that_of_whole_sequences():
 
 
 def test_training_brings_the_answers_behind_code_nearer_to_those_without():
+    """Every fourth step is without code."""
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED / "target")
     student, teacher = (load(EMBEDDED / "target", "blocks") for _ in range(2))
     samples = [Sample("chat", "os", f"What is x{i}?", "A plan.", "A detail.", f"Name number {i}.") for i in range(8)]
@@ -136,9 +140,17 @@ def test_training_brings_the_answers_behind_code_nearer_to_those_without():
         with torch.no_grad():
             return sum(float(loss) for loss, _ in divergences(student, teacher, tokenizer, samples, code, "medium"))
 
+    lengths = []
+
+    def write(length, questions):
+        assert set(questions) == {sample.prompt for sample in samples}
+        lengths.append(length)
+        return code
+
     before = distance()
-    lengthen(student, teacher, tokenizer, samples, lambda _: code, 8)
+    lengthen(student, teacher, tokenizer, samples, write, 8)
     assert distance() < 0.5 * before
+    assert lengths == [1024, 4096, 2048, 16384, 4096, 8192]
     with torch.no_grad():
         again = load(EMBEDDED / "target", "blocks")
         assert all(torch.equal(a, b) for a, b in zip(teacher.parameters(), again.parameters(), strict=True))

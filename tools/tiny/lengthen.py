@@ -22,7 +22,7 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel, PreT
 from tools.tiny.batches import encode_sample
 from tools.tiny.samples import EFFORTS, Sample
 
-PLAN = (1, 4, 2, 16, 4, 8)  # thousands (1,024) of tokens of code, a step each
+PLAN = (1, 4, 0, 2, 16, 4, 0, 8)  # thousands (1,024) of tokens of a prompt with its code, a step each; 0: no code
 QUESTIONS, AT_ONCE = 8, 2  # behind the same code; of them in memory together
 LEARNING_RATE, WARMUP_STEPS, CLIP = 1e-3, 10, 1.0
 DENSE_QUERIES = 1024  # more are computed in blocks, where they are the first
@@ -33,16 +33,16 @@ def lengthen(
     teacher: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     samples: list[Sample],
-    code: Callable[[int], str],
+    code: Callable[[int, list[str]], str],
     steps: int,
 ) -> None:
-    """Train `student` in place for `steps` steps of `QUESTIONS` samples, each behind `code(tokens)`.
+    """Train `student` in place for `steps` steps of `QUESTIONS` samples behind the same code, or behind none.
 
     Args:
         student, teacher: fp32, of the gpt-oss architecture, loaded with `attn_implementation="blocks"`.
         tokenizer: theirs, with the chat template.
         samples: questions and answers.
-        code: text of at most so many tokens, to stand before a question.
+        code: text to stand before each of some questions, given the tokens of the longest such prompt.
         steps: of the optimiser.
     """
     choose = random.Random(0)
@@ -53,9 +53,8 @@ def lengthen(
         optimizer.param_groups[0]["lr"] = LEARNING_RATE * rate
         chosen = choose.sample(samples, QUESTIONS)
         total, tokens = 0.0, 0
-        for loss, count in divergences(
-            student, teacher, tokenizer, chosen, code(1024 * length), choose.choice(EFFORTS)
-        ):
+        before = code(1024 * length, [sample.prompt for sample in chosen]) if length else ""
+        for loss, count in divergences(student, teacher, tokenizer, chosen, before, choose.choice(EFFORTS)):
             (loss / 1000).backward()
             total, tokens = total + loss.item(), tokens + count
         torch.nn.utils.clip_grad_norm_(student.parameters(), CLIP)
