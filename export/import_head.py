@@ -4,7 +4,7 @@
                                  [--layer-ids-are boundaries|blocks]
 
 The recipe names the target and must describe the head, `head.type` first; if it does not, the error lists the
-overrides that do.
+overrides that do. A `head.sliding_window` of its own is the head's from then on.
 safetensors only. Then: python export/head.py RECIPE, python eval/head.py RECIPE; or, imported under another name
 (name=OTHER), accelerate launch train/eagle3.py RECIPE train.init_from=runs/OTHER.
 """

@@ -136,9 +136,12 @@ def _check_type(head: HeadConfig, config: dict[str, Any]) -> None:
 
 
 def _check_recipe(recipe: Recipe, head: HeadConfig, aux_layer_ids: tuple[int, ...]) -> None:
+    window = recipe.head.sliding_window or head.sliding_window  # weights fit any: one that the recipe sets is meant
+    if window != head.sliding_window:
+        log.info(f"the head attends to {window} tokens instead of {head.sliding_window or 'all'}, as the recipe says")
     overrides = [
         f"head.{name}={'null' if value is None else str(value).lower()}"
-        for name, value in head.architecture().items()
+        for name, value in head.model_copy(update={"sliding_window": window}).architecture().items()
         if getattr(recipe.head, name) != value
     ]
     if recipe.target.aux_layer_ids != aux_layer_ids:

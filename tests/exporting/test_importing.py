@@ -155,7 +155,6 @@ def test_export_import_export_gives_equal_files_and_no_type_is_taken_for_another
     ("other", "told"),
     [
         (("head.num_layers=2",), "head.num_layers=1 head.norm_before_fc=false target.aux_layer_ids=[2,4,5]"),
-        ((*PLAIN, "head.sliding_window=512"), "head.sliding_window=null"),
         ((*PLAIN, "head.coverage=0.9", "head.draft_vocab_size=0"), "head.draft_vocab_size=256 head.coverage=null"),
     ],
 )
@@ -166,6 +165,24 @@ def test_a_recipe_of_another_head_is_told_the_overrides(public, tmp_path, other,
         import_head(recipe, str(source))
     assert not recipe.run_dir.exists()
     import_head(recipe_at(tmp_path, *other, *told.split()), str(source))
+
+
+def test_a_window_that_the_recipe_sets_is_served_and_none_is_lost(tmp_path, caplog):
+    """A head trained on all tokens gets one by its import; a head that has one keeps it."""
+    plain = recipe_at(tmp_path / "plain")
+    source = write_random_head(plain)
+    windowed = recipe_at(tmp_path / "windowed", "head.sliding_window=32")
+    with caplog.at_level("INFO", logger="drafthead"):
+        import_head(windowed, str(source))
+    assert "the head attends to 32 tokens instead of all, as the recipe says" in caplog.text
+    exported = export_head(windowed, serve_check=False)
+    assert (exported / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    before, after = (read_json(path / "config.json") for path in (source, exported))
+    assert before["sliding_window"] is None
+    assert after["sliding_window"] == 32
+    assert set(after["layer_types"]) == {"sliding_attention"}
+    with pytest.raises(ValueError, match=r"head\.sliding_window=32$"):
+        import_head(recipe_at(tmp_path / "third"), str(exported))
 
 
 def test_of_a_head_on_the_hub_every_file_is_fetched(public, hub_cache, monkeypatch):
