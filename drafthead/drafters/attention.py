@@ -41,8 +41,9 @@ Documents = tuple[Tensor, Tensor, tuple[int, int], tuple[Tensor, int] | None]
 
 
 def draft_attention(
-    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], documents: Documents, window: int | None = None
-) -> Tensor:
+    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], documents: Documents, window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Attend from one draft position.
 
     Args:
@@ -51,37 +52,41 @@ def draft_attention(
         values: as keys.
         documents: of the batch.
         window: keys of the text that a row sees, its own and those before it, at least 1; None: all.
+        sinks: (Q,) score of one more key for each query head, whose value is zero.
 
     Returns:
         (R, Q, D), or (P, Q, D).
     """
     pairs = [tensor for pair in zip(keys[1:], values[1:], strict=True) for tensor in pair]
     window = None if window is None or window >= documents[2][1] else window
-    return _DraftAttention.apply(query, keys[0], values[0], (*documents, window), *pairs)
+    return _DraftAttention.apply(query, keys[0], values[0], sinks, (*documents, window), *pairs)
 
 
 class _DraftAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, query, key, value, text, *pairs):
+    def forward(ctx, query, key, value, sinks, text, *pairs):
         scale, attend = query.shape[-1] ** -0.5, _flash_forward if kernels_for(query) else _pieces_forward
         block_out, block_lse, ctx.rng = attend(query, key, value, scale, *text)
+        if sinks is not None:
+            block_out, block_lse = _with_sinks(block_out, block_lse, sinks)
         out, lse = _merge_pairs(query, pairs, block_out, block_lse, scale)
-        ctx.save_for_backward(query, key, value, out, lse, *pairs)
+        ctx.save_for_backward(query, key, value, sinks, out, lse, *pairs)
         ctx.text = text
         return out
 
     @staticmethod
     def backward(ctx, grad_out):
-        query, key, value, out, lse, *pairs = ctx.saved_tensors
+        query, key, value, sinks, out, lse, *pairs = ctx.saved_tensors
         groups, scale, kernels = key.shape[1], query.shape[-1] ** -0.5, kernels_for(query)
         differentiate = _flash_backward if kernels else _pieces_backward
         grad_query, grad_key, grad_value = differentiate(
             grad_out.contiguous(), query, key, value, out, lse, ctx.rng, scale, *ctx.text
         )
+        row = None if pairs and kernels and sinks is None else _grouped_dot(grad_out, out)  # (R, Q), of the softmax
+        grad_sinks = None if sinks is None else -(row * (sinks - lse).exp()).sum(0).to(sinks.dtype)
         if pairs and kernels:
             grads = kernels.merge_backward(grad_out.contiguous(), query, pairs, out, lse.T, grad_query, scale)
-            return grad_query, grad_key, grad_value, None, *grads
-        row = _grouped_dot(grad_out, out)  # (R, Q), the softmax backward's row term
+            return grad_query, grad_key, grad_value, grad_sinks, None, *grads
         grad_query, grad_pairs = grad_query.to(lse.dtype), []
         for k_j, v_j in zip(pairs[0::2], pairs[1::2], strict=True):
             probability = (_grouped_dot(query, k_j) * scale - lse).exp()
@@ -89,7 +94,13 @@ class _DraftAttention(torch.autograd.Function):
             _add_scaled(grad_query, grad_score, k_j)
             grad_pairs.append(_reduce(grad_score[..., None] * query, groups).to(k_j.dtype))
             grad_pairs.append(_reduce(probability[..., None] * grad_out, groups).to(v_j.dtype))
-        return grad_query.to(query.dtype), grad_key, grad_value, None, *grad_pairs
+        return grad_query.to(query.dtype), grad_key, grad_value, grad_sinks, None, *grad_pairs
+
+
+def _with_sinks(block_out: Tensor, block_lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """The softmax over the text, (R, Q, D) and (R, Q), with one more entry of value zero."""
+    lse = torch.logaddexp(block_lse.T, sinks.to(block_lse)[:, None]).T  # kernels read it head by head
+    return ((block_lse - lse).exp()[..., None] * block_out).to(block_out.dtype), lse
 
 
 def _merge_pairs(

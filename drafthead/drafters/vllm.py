@@ -27,7 +27,7 @@ Config = dict[str, Any]
 _SIZES = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 # Those that an export writes and an import reads back.
 _ALIKE = (*_SIZES, "draft_vocab_size", "sliding_window")
-_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "logit_scale": 1.0}
 WINDOWED = "sliding_attention"
 _AGAIN = "It may be damaged or cut short: fetch the head again"
 

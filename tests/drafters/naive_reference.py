@@ -37,12 +37,13 @@ def layer_entry(layer: DraftLayer, state: Tensor, embedding: Tensor):
     return mixed, normed if layer.norm_before_residual else state
 
 
-def attend(queries: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """(heads * D,): one softmax for each head of (heads, D) over a list of (groups, D)."""
+def attend(queries: Tensor, keys: list[Tensor], values: list[Tensor], sinks: Tensor | None = None) -> Tensor:
+    """(heads * D,): one softmax for each head of (heads, D) over a list of (groups, D), and a score without a value."""
     outputs, per_group = [], len(queries) // len(keys[0])
     for head, query in enumerate(queries):
         group = head // per_group
-        weights = (torch.stack([query @ key[group] for key in keys]) / queries.shape[1] ** 0.5).softmax(0)
+        scores = torch.stack([query @ key[group] for key in keys]) / queries.shape[1] ** 0.5
+        weights = scores.softmax(0) if sinks is None else torch.cat([scores, sinks[head, None]]).softmax(0)[:-1]
         outputs.append(sum(w * value[group] for w, value in zip(weights, values, strict=True)))
     return torch.cat(outputs)
 

@@ -28,7 +28,7 @@ def _float64(kind, num_layers=1, num_aux_layers=3, rope=YARN, **own):
     model = drafter_of(head).MODULE(DraftShape(head, 8, 20, num_aux_layers, 1e-5, rope, 256)).double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or "sink" in name:
                 parameter.copy_(torch.rand_like(parameter) + 0.5)
     if kind == "peagle":
         model.mask_embedding = torch.full((8,), 0.5, dtype=torch.float64)

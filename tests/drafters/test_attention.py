@@ -8,7 +8,7 @@ from drafthead.drafters.attention import draft_attention
 from drafthead.drafters.batch import tail_layout
 
 
-def dense_attention_reference(query, keys, values, cu_queries, cu_keys, window=None):
+def dense_attention_reference(query, keys, values, cu_queries, cu_keys, window=None, sinks=None):
     """The definition: every allowed score written out, one softmax, no tricks."""
     num_rows, _, dim = query.shape
     document = torch.repeat_interleave(torch.arange(len(cu_keys) - 1), cu_keys.diff().long())
@@ -25,7 +25,9 @@ def dense_attention_reference(query, keys, values, cu_queries, cu_keys, window=N
     all_values = torch.cat(list(values)).repeat_interleave(group, dim=1)
     scores = torch.einsum("qhd,khd->hqk", query, all_keys) * dim**-0.5
     scores = scores.masked_fill(~allowed, float("-inf"))
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), all_values)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(-1, num_rows, 1)], dim=-1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(all_keys)], all_values)
 
 
 def random_problem(num_steps, heads, rows, lengths, dim=8, held=torch.float64, dtype=torch.float64, device="cpu"):
@@ -45,9 +47,9 @@ def random_problem(num_steps, heads, rows, lengths, dim=8, held=torch.float64, d
     return query, keys, values, cu_queries.to(device), cu_keys.to(device), weights
 
 
-def attended(query, keys, values, cu_queries, cu_keys, window=None):
+def attended(query, keys, values, cu_queries, cu_keys, window=None, sinks=None):
     longest = int(cu_queries.diff().max()), int(cu_keys.diff().max())
-    return draft_attention(query, keys, values, (cu_queries, cu_keys, longest, None), window)
+    return draft_attention(query, keys, values, (cu_queries, cu_keys, longest, None), window, sinks)
 
 
 def outputs_and_gradients(attend, query, keys, values, cu_queries, cu_keys, weights, window=None):
@@ -71,6 +73,29 @@ def test_forward_and_gradients_equal_dense(monkeypatch, num_steps, heads, rows, 
     torch.testing.assert_close(ours, dense, rtol=0, atol=1e-12)
     for our_grad, dense_grad in zip(our_grads, dense_grads, strict=True):
         torch.testing.assert_close(our_grad, dense_grad, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(
+    ("device", "dtype", "tolerance"),
+    [
+        ("cpu", torch.float64, 1e-12),
+        ("cpu", torch.bfloat16, 1e-2),
+        pytest.param("cuda", torch.bfloat16, 1e-2, marks=pytest.mark.requires_gpu),
+    ],
+)
+def test_sinks_take_their_share_and_learn_it(num_steps, window, device, dtype, tolerance):
+    found = []
+    for attend, *where in ((attended, dtype, device), (dense_attention_reference, torch.float64, "cpu")):
+        *problem, weights = random_problem(num_steps, (4, 2), [4, 1, 14, 1], [9, 1, 14, 3], 16, dtype, *where)
+        sinks = torch.tensor([-2.0, 0.0, 1.5, 4.0], dtype=where[0], device=where[1], requires_grad=True)
+        out = attend(*problem, window, sinks)
+        found.append([out, *torch.autograd.grad((out * weights).sum(), [problem[0], *problem[1], *problem[2], sinks])])
+    for one, reference in zip(*found, strict=True):
+        assert one.dtype == dtype
+        assert reference.norm() > 0.1
+        assert (one.double().cpu() - reference).norm() <= tolerance * reference.norm()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.requires_gpu)])

@@ -39,7 +39,7 @@ def naive_block(model: DFlashModel, aux: Tensor, block: list[Tensor], first_posi
             # A window of W tokens reaches from W - 1 before the slot's own on, to the end of the block, or itself.
             start = max(len(context) + j - attention.window + 1, 0) if attention.window else 0
             seen = slice(start, len(context) + j + 1 if model.shape.head.causal else None)
-            mixed = attend(query, keys[seen], values[seen])
+            mixed = attend(query, keys[seen], values[seen], attention.attention_sink_bias)
             out.append(add_mlp(layer, state + attention.o_proj.weight @ mixed))
         states = out
     return torch.stack([rms_norm(state, model.norm) for state in states])
@@ -65,6 +65,7 @@ def ours_blocks(model, aux, embeddings, positions, layout, num_positions) -> Ten
 KINDS = {
     "dflash": (dflash_model, ours_blocks, naive_blocks),
     "dflash_two_way": (partial(dflash_model, causal=False), ours_blocks, naive_blocks),
+    "dflash_sinks": (partial(dflash_model, attention_sinks=True), ours_blocks, naive_blocks),
     "dspark": (dspark_model, ours_blocks, naive_blocks),
     "peagle": (partial(peagle_model, norm_before_residual=True, fc_norm=True), unrolled, naive_unroll),
 }

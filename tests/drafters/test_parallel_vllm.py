@@ -10,7 +10,7 @@ from tests.exporting.runs import config_of, recipe_at, shape_of
 LAYERS = (2, 4, 6)
 
 
-@pytest.fixture(params=["peagle", "dflash", "dspark", "dflash head.causal=false"])
+@pytest.fixture(params=["peagle", "dflash", "dspark", "dflash head.causal=false head.attention_sinks=true"])
 def recipe(request, tmp_path):
     kind, *more = request.param.split()
     return recipe_at(
@@ -25,7 +25,7 @@ def test_what_vllm_would_read_otherwise_is_refused(recipe):
     own, changes = config.get("dflash_config"), [("ptd_token_id", 8, "9")]
     if own:
         changes = [("mask_token_id", 8, "9"), ("target_layer_ids", [2, 4, 6], r"\[1, 3, 5\]")]
-        changes.append(("causal", not own["causal"], str(own["causal"])))
+        changes += [(key, not own[key], str(own[key])) for key in ("causal", "attention_sink_bias")]
     for key, value, wanted in changes:
         changed = {**config, "dflash_config": {**own, key: value}} if own else {**config, key: value}
         with pytest.raises(ValueError, match=rf"{key}: found .*, wanted {wanted}"):
@@ -61,6 +61,18 @@ def test_a_public_dflash_heads_window_is_read_as_vllm_reads_it(tmp_path, changes
     with set_current_vllm_config(VllmConfig()):
         parsed = Qwen3Config(**{key: value for key, value in config.items() if key != "model_type"})
         assert [_resolve_layer_attention(parsed, layer) for layer in range(2)] == [(window, causal)] * 2
+
+
+def test_what_a_head_multiplies_or_rotates_otherwise_is_refused(recipe):
+    """Keys that leave no trace in the tensors."""
+    shape, config, positions = shape_of(recipe), config_of(recipe), recipe.engine.max_model_len
+    with pytest.raises(ValueError, match=r"logit_scale: found 0\.5, wanted 1\.0"):
+        check_config({**config, "logit_scale": 0.5}, shape, LAYERS, positions)
+    if own := config.get("dflash_config"):
+        with pytest.raises(ValueError, match=r"attention_value_scale=0\.5"):
+            check_config({**config, "dflash_config": {**own, "attention_value_scale": 0.5}}, shape, LAYERS, positions)
+        with pytest.raises(ValueError, match="is_neox_style=False"):
+            check_config({**config, "is_neox_style": False}, shape, LAYERS, positions)
 
 
 def test_the_speculators_layout_holds_the_same_head_or_is_refused(recipe):

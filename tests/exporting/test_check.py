@@ -40,9 +40,9 @@ HEADS = {
         "target.aux_layer_ids=[2,5,8]", "head.type=peagle", "head.mask_token_id=9", "head.draft_vocab_size=3072",
         "head.fc_norm=true", "head.norm_before_fc=false", "export.format=speculators",
     ),
-    "DFlash with a sliding window that sees a block in both directions": (
+    "DFlash with a sliding window and sinks that sees a block in both directions": (
         "target.aux_layer_ids=[2,5,8]", "head.type=dflash", "head.mask_token_id=9", "head.sliding_window=16",
-        "head.causal=false",
+        "head.causal=false", "head.attention_sinks=true",
     ),
 }  # fmt: skip
 

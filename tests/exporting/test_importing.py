@@ -130,7 +130,7 @@ BLOCKS = (
         ("eagle3", (*DEEP, "export.format=speculators")),
         ("peagle", BLOCKS),
         ("dflash", BLOCKS),
-        ("dflash", (*BLOCKS, "head.causal=false")),
+        ("dflash", (*BLOCKS, "head.causal=false", "head.attention_sinks=true")),
         ("dspark", BLOCKS),
     ],
 )

@@ -89,6 +89,7 @@ def _without_pages(attention: Any, causal: bool) -> None:
     """Attention over what was written for the context, if anything was, and the tokens themselves."""
     written: list[tuple[Tensor, Tensor]] = []
     attention.kv_cache = None
+    sinks = attention.impl.sinks
     attention.impl.do_kv_cache_update = lambda layer, key, value, cache, slots: written.append((key, value))
 
     def forward(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -96,11 +97,13 @@ def _without_pages(attention: Any, causal: bool) -> None:
         for context_key, context_value in written[:1]:
             key, value = torch.cat([context_key, key]), torch.cat([context_value, value])
         seen = torch.ones(len(query), len(key), dtype=torch.bool)
-        mixed = torch.nn.functional.scaled_dot_product_attention(
-            query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1),
-            attn_mask=seen.tril(len(key) - len(query)) if causal else seen, enable_gqa=True,
-        )  # fmt: skip
-        return mixed.transpose(0, 1).flatten(1)
+        seen = seen.tril(len(key) - len(query)) if causal else seen
+        key, value = (rows.repeat_interleave(query.shape[1] // key.shape[1], 1) for rows in (key, value))
+        scores = torch.einsum("qhd,khd->hqk", query, key) * attention.head_size**-0.5
+        scores = scores.masked_fill(~seen, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat([scores, sinks[:, None, None].expand(-1, len(query), 1)], dim=-1)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(key)], value).flatten(1)
 
     attention.forward = forward
 
@@ -184,16 +187,17 @@ def test_vllm_computes_our_logits_for_every_combination(vllm_config, tmp_path, e
 
 @pytest.mark.parametrize("vocabulary", [256, 3072])
 @pytest.mark.parametrize("num_layers", [1, 2])
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("causal", "sinks"), [(True, False), (False, False), (True, True)])
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])
-def test_blocks_have_the_logits_of_vllm(vllm_config, tmp_path, kind, causal, num_layers, vocabulary):
+def test_blocks_have_the_logits_of_vllm(vllm_config, tmp_path, kind, causal, sinks, num_layers, vocabulary):
     recipe = recipe_at(
         tmp_path, f"head.type={kind}", "head.mask_token_id=9", f"head.num_layers={num_layers}",
-        f"head.draft_vocab_size={vocabulary}", f"head.causal={causal}",
+        f"head.draft_vocab_size={vocabulary}", f"head.causal={causal}", f"head.attention_sinks={sinks}",
     )  # fmt: skip
     shape = shape_of(recipe)
     weights = random_weights(shape)
-    weights |= {name: torch.randn_like(t) for name, t in weights.items() if "markov" in name or "confidence" in name}
+    zeros = ("markov", "confidence", "sink")  # at first
+    weights |= {name: torch.randn_like(t) for name, t in weights.items() if any(part in name for part in zeros)}
     vllm_model = load(vllm_config, write_random_head(recipe, weights), kind)
     generator = torch.Generator().manual_seed(2)
     aux = torch.randn(TOKENS, shape.num_aux_layers * shape.hidden_size, generator=generator)

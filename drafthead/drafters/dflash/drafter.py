@@ -35,7 +35,7 @@ from drafthead.drafters.layers import MLP, Projection, RMSNorm, Rotary, by_head,
 from drafthead.drafters.recompute import recomputing
 from drafthead.drafters.vllm import WINDOWED, Config, HeadFiles, decoder_config, served_decoder
 
-_OWN = "dflash_config"  # key of config.json
+_OWN, _SINKS = "dflash_config", "attention_sink_bias"  # keys of config.json
 Rotation = tuple[Tensor, Tensor]
 
 
@@ -49,6 +49,7 @@ class BlockAttention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj = (Projection(size, out) for out in (width, kv_width, kv_width))
         self.o_proj = Projection(width, size)
         self.q_norm, self.k_norm = RMSNorm(head.head_dim, eps), RMSNorm(head.head_dim, eps)
+        self.attention_sink_bias = nn.Parameter(torch.zeros(head.num_attention_heads)) if head.attention_sinks else None
 
     def key_value(self, states: Tensor, rope: Rotation) -> tuple[Tensor, Tensor]:
         """Keys, rotated, and values, each (rows, G, d), of states (rows, H)."""
@@ -78,7 +79,8 @@ class BlockAttention(nn.Module):
             query = self._rotated(self.q_norm, self.q_proj(block[j]), ropes[1 + j])
             window = self.window and self.window - 1 - j  # the rest of it lies in the block
             slots = 2 + j if self.causal else len(keys)
-            seen = draft_attention(query, keys[:slots], values[:slots], layout.documents(0), window)
+            text = layout.documents(0)
+            seen = draft_attention(query, keys[:slots], values[:slots], text, window, self.attention_sink_bias)
             mixed.append(self.o_proj(seen.flatten(1)))
         return mixed
 
@@ -158,7 +160,9 @@ class DFlashFiles(HeadFiles):
     """
 
     METHOD = TYPE = "dflash"
-    OWN: ClassVar[dict[str, str]] = {name: f"{_OWN}.{name}" for name in ("mask_token_id", "causal")}
+    OWN: ClassVar[dict[str, str]] = {
+        "mask_token_id": f"{_OWN}.mask_token_id", "causal": f"{_OWN}.causal", "attention_sinks": f"{_OWN}.{_SINKS}",
+    }  # fmt: skip
     ALGORITHM = "DFlash"
     ARCHITECTURES: tuple[str, ...] = ("DFlashDraftModel",)
 
@@ -169,11 +173,16 @@ class DFlashFiles(HeadFiles):
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
             **decoder_config(shape, dtype),
-            _OWN: {**own, "causal": shape.head.causal},
+            _OWN: {**own, "causal": shape.head.causal, _SINKS: shape.head.attention_sinks},
         }
 
     def served_values(self, config: Config) -> Config:
         own = config[_OWN]
+        scale, halves = own.get("attention_value_scale"), config.get("is_neox_style", True)
+        if scale not in (None, 1) or not halves:
+            raise ValueError(
+                f"the head has attention_value_scale={scale} and is_neox_style={halves}; supported are 1 and True"
+            )
         stated = (config.get("is_causal"), own.get("causal"), WINDOWED in (config.get("layer_types") or ()))
         if own.get("use_swa"):
             config = config | {"layer_types": [WINDOWED]}
@@ -184,6 +193,7 @@ class DFlashFiles(HeadFiles):
             f"{_OWN}.mask_token_id": own["mask_token_id"],
             f"{_OWN}.target_layer_ids": own["target_layer_ids"],
             f"{_OWN}.causal": next(bool(causal) for causal in stated if causal is not None),
+            f"{_OWN}.{_SINKS}": bool(own.get(_SINKS, config.get("add_swa_attention_sink_bias", False))),
         }
 
     def boundaries(self, served: Config, num_layers: int, layer_ids_are: str | None) -> list[int]:
