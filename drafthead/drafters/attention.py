@@ -82,11 +82,13 @@ class _DraftAttention(torch.autograd.Function):
         grad_query, grad_key, grad_value = differentiate(
             grad_out.contiguous(), query, key, value, out, lse, ctx.rng, scale, *ctx.text
         )
-        row = None if pairs and kernels and sinks is None else _grouped_dot(grad_out, out)  # (R, Q), of the softmax
-        grad_sinks = None if sinks is None else -(row * (sinks - lse).exp()).sum(0).to(sinks.dtype)
+        grad_sinks = None
+        if sinks is not None:
+            grad_sinks = -(_grouped_dot(grad_out, out) * (sinks - lse).exp()).sum(0).to(sinks.dtype)
         if pairs and kernels:
             grads = kernels.merge_backward(grad_out.contiguous(), query, pairs, out, lse.T, grad_query, scale)
             return grad_query, grad_key, grad_value, grad_sinks, None, *grads
+        row = _grouped_dot(grad_out, out)  # (R, Q), the softmax backward's row term
         grad_query, grad_pairs = grad_query.to(lse.dtype), []
         for k_j, v_j in zip(pairs[0::2], pairs[1::2], strict=True):
             probability = (_grouped_dot(query, k_j) * scale - lse).exp()
