@@ -68,3 +68,14 @@ def test_changes_are_those_of_the_rows(rows, page, start, target, head, other):
         found = length_change(ours, others, same_seeds=page == QUALITY)
         shown = f"{100 * found.value:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
         assert shown in line_of(page, start)
+
+
+@pytest.mark.parametrize("thousands", [1, 2, 4, 8, 16])
+def test_long_prompts_have_the_lengths_and_the_change_of_the_rows(rows, thousands):
+    plain, windowed = (counters(rows, f"long {thousands}k", head, 3) for head in ("recipe", "window_256"))
+    found = [acceptance_length_interval(drafts.sum(1), accepted.sum(1)) for drafts, accepted in (plain, windowed)]
+    shown = [f"{length.value:.2f} [{length.low:.2f}, {length.high:.2f}]" for length in found]
+    change = length_change(windowed, plain, same_seeds=True)
+    shown.append(f"{100 * change.value:+.1f} [{100 * change.low:+.1f}, {100 * change.high:+.1f}]")
+    line = line_of(QUALITY, f"| {thousands},000 | {len(plain[0])} |")
+    assert all(text in line for text in shown)
