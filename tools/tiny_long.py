@@ -72,7 +72,8 @@ def write_target(directory: Path) -> None:
         path = directory / f"{name}.json"
         config = json.loads(path.read_text(encoding="utf-8"))
         config[key] = POSITIONS
-        if rope := config.get("rope_parameters"):
+        if name == "config":
+            rope = config["rope_parameters"]
             rope["factor"] = POSITIONS / rope["original_max_position_embeddings"]
         path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

@@ -101,8 +101,9 @@ class _DraftAttention(torch.autograd.Function):
 
 def _with_sinks(block_out: Tensor, block_lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """The softmax over the text, (R, Q, D) and (R, Q), with one more entry of value zero."""
-    lse = torch.logaddexp(block_lse.T, sinks.to(block_lse)[:, None]).T  # kernels read it head by head
-    return ((block_lse - lse).exp()[..., None] * block_out).to(block_out.dtype), lse
+    lse = torch.logaddexp(block_lse.T, sinks.to(block_lse)[:, None]).T
+    out = torch.empty_like(block_out)  # row by row, and lse head by head: as kernels read them
+    return torch.mul(block_out, (block_lse - lse).exp()[..., None], out=out), lse
 
 
 def _merge_pairs(

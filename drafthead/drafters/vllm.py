@@ -27,8 +27,9 @@ Config = dict[str, Any]
 _SIZES = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 # Those that an export writes and an import reads back.
 _ALIKE = (*_SIZES, "draft_vocab_size", "sliding_window")
-_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "logit_scale": 1.0}
+_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 WINDOWED = "sliding_attention"
+_MEASURE = "such a head is measured as it is, as a method of eval.methods with `head: ITS_DIRECTORY`"
 _AGAIN = "It may be damaged or cut short: fetch the head again"
 
 
@@ -195,7 +196,12 @@ def decoder_config(shape: DraftShape, dtype: str) -> Config:
 
 
 def served_decoder(config: Config) -> Config:
-    """What vLLM makes of the keys of `decoder_config` in a plain config.json, its defaults included."""
+    """What vLLM makes of the keys of `decoder_config` in a plain config.json, its defaults included.
+
+    Raises:
+        ValueError: logits are scaled, or layers differ.
+    """
+    refuse_other(config, logit_scale=1.0)
     size, heads, vocab_size = config["hidden_size"], config["num_attention_heads"], config["vocab_size"]
     return {
         "hidden_size": size,
@@ -213,6 +219,17 @@ def served_decoder(config: Config) -> Config:
         "rope_parameters": {key: value for key, value in rope_parameters_of(config).items() if value is not None},
         "sliding_window": _served_window(config),
     }
+
+
+def refuse_other(config: Config, **supported: object) -> None:
+    """Refuse a head with another value of a key that leaves no trace in its tensors; absent is the supported one.
+
+    Raises:
+        ValueError: naming the key and both values.
+    """
+    for key, value in supported.items():
+        if (found := config.get(key, value)) != value:
+            raise ValueError(f"the head has {key}={found}, supported is {value}: {_MEASURE}")
 
 
 def _served_window(config: Config) -> int | None:

@@ -60,13 +60,15 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
         own = {key: getattr(shape, key) for key in OWN}
         json.dumps(own, ensure_ascii=False, allow_nan=False).encode()  # as it will be written
     _check_recipe(recipe, shape.head, aux_layer_ids)
+    trained = shape.head.sliding_window
+    window = {} if recipe.head.sliding_window == trained else {"trained_window": trained}
     pieces = load_pieces(recipe.target_path, recipe.target.revision)
     with foreign(public, _ANOTHER):
         weights = completed(named, shape.head.draft_vocab_size, pieces)
         check_tensors(weights, shape)
     published = {path.name: sha256_file(path) for path in sorted(public.glob("*.safetensors"))}
     identity = {
-        "imported": {"path": source, "revision": revision, "files": published},
+        "imported": {"path": source, "revision": revision, "files": published, **window},
         "target": target_identity(recipe, spec),
         "aux_layer_ids": list(aux_layer_ids),
         "head": recipe.head.model_dump(mode="json"),

@@ -70,13 +70,17 @@ def test_rotation(dtype, heads, dim):
 
 @HALF
 @pytest.mark.parametrize("steps", [1, 6])
+@pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize(("heads", "groups", "dim"), [(6, 1, 24), (3, 3, 8), (16, 2, 64)])
-def test_merge(dtype, steps, heads, groups, dim):
+def test_merge(dtype, steps, sinks, heads, groups, dim):
     rows, scale = 5, dim**-0.5
     query, grad_out = random(rows, heads, dim, dtype=dtype), random(rows, heads, dim, dtype=dtype, seed=3)
     pairs = [random(rows, groups, dim, dtype=dtype, seed=10 + i) for i in range(2 * steps)]
     block_out = random(rows, heads, dim, dtype=dtype, seed=4)
-    block_lse = random(heads, rows, dtype=torch.float32, seed=5)
+    block_lse = random(heads, rows, dtype=torch.float32, seed=5)  # as CUDA's flash attention has it
+    if sinks:
+        block_out, lse = attention._with_sinks(block_out, block_lse.T, random(heads, dtype=dtype, seed=6))
+        block_lse = lse.T
 
     def merged(query, *pairs):
         return attention._merge_pairs(query, pairs, block_out.double(), block_lse.double().T, scale)

@@ -39,10 +39,12 @@ def config_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def random_weights(shape: DraftShape, seed: int = 0) -> dict[str, Tensor]:
-    """A head whose norms are not ones, so that a norm left out shows; float32 values that bf16 cannot hold."""
+    """A head whose norms are not ones and whose sinks are not zeros, so that one left out shows; float32 values that
+    bf16 cannot hold."""
     torch.manual_seed(seed)
     weights = drafter_of(shape.head).MODULE(shape).state_dict()
     weights = {n: t * (1 + 0.3 * torch.randn_like(t)) if "norm" in n else t for n, t in weights.items()}
+    weights |= {n: torch.randn_like(t) for n, t in weights.items() if "sink" in n}
     counts = torch.rand(shape.vocab_size)
     vocabulary = choose_vocabulary(counts, shape.head.draft_vocab_size, torch.tensor([0]))
     return {**weights, "d2t": vocabulary.d2t, "t2d": vocabulary.t2d}

@@ -68,6 +68,9 @@ def fitted(recipe: Recipe, store: StateStore, num_steps: int) -> dict[str, Tenso
     vocabulary: DraftVocabulary = choose_vocabulary(counts, recipe.head.draft_vocab_size, torch.tensor([0]))
     shape = draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
     model = drafter.from_target(shape, pieces, vocabulary, seed=0)
+    for name, parameter in model.named_parameters():
+        if "sink" in name:
+            parameter.data.add_(2.0)  # without them drafts would be others
     target = frozen_target(pieces, vocabulary.target_ids, torch.device("cpu"), torch.float32)
     scale = (drafter.position_weights() / batch.scored.sum(1)).float()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from drafthead.artifacts import read_json, verify_files
 from drafthead.config import Recipe
+from drafthead.exporting.card import write_card
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import import_head
 from drafthead.target.pieces import load_pieces
@@ -183,6 +184,11 @@ def test_a_window_that_the_recipe_sets_is_served_and_none_is_lost(tmp_path, capl
     assert set(after["layer_types"]) == {"sliding_attention"}
     with pytest.raises(ValueError, match=r"head\.sliding_window=32$"):
         import_head(recipe_at(tmp_path / "third"), str(exported))
+    wider = recipe_at(tmp_path / "wider", "head.sliding_window=64")
+    import_head(wider, str(exported))
+    assert read_json(export_head(wider, serve_check=False) / "config.json")["sliding_window"] == 64
+    assert "It attends to 64 tokens since then, and to 32 before." in write_card(wider, None).read_text()
+    assert "and to all before." in write_card(windowed, None).read_text()
 
 
 def test_of_a_head_on_the_hub_every_file_is_fetched(public, hub_cache, monkeypatch):

@@ -33,7 +33,7 @@ from drafthead.drafters.batch import Layout, PackedBatch
 from drafthead.drafters.dflash.config import BlockHead
 from drafthead.drafters.layers import MLP, Projection, RMSNorm, Rotary, by_head, rotate
 from drafthead.drafters.recompute import recomputing
-from drafthead.drafters.vllm import WINDOWED, Config, HeadFiles, decoder_config, served_decoder
+from drafthead.drafters.vllm import WINDOWED, Config, HeadFiles, decoder_config, refuse_other, served_decoder
 
 _OWN, _SINKS = "dflash_config", "attention_sink_bias"  # keys of config.json
 Rotation = tuple[Tensor, Tensor]
@@ -178,11 +178,8 @@ class DFlashFiles(HeadFiles):
 
     def served_values(self, config: Config) -> Config:
         own = config[_OWN]
-        scale, halves = own.get("attention_value_scale"), config.get("is_neox_style", True)
-        if scale not in (None, 1) or not halves:
-            raise ValueError(
-                f"the head has attention_value_scale={scale} and is_neox_style={halves}; supported are 1 and True"
-            )
+        refuse_other(config, is_neox_style=True)
+        refuse_other(own, attention_value_scale=None)
         stated = (config.get("is_causal"), own.get("causal"), WINDOWED in (config.get("layer_types") or ()))
         if own.get("use_swa"):
             config = config | {"layer_types": [WINDOWED]}
