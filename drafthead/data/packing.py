@@ -49,7 +49,7 @@ class Window:
         start, stop: its tokens, [start, stop).
         first_row, end_row: the rows whose loss it counts, [first_row, end_row), counted from the document's start.
         valid: how many rows carry loss at each of the K draft positions.
-        draw: the epoch that these rows were drawn for, where a drafter draws them.
+        draw: the epoch, for which a drafter may draw these rows.
     """
 
     document: int
@@ -135,7 +135,7 @@ def plan_stream(
         per_step: micro batches of an optimiser step.
 
     Returns:
-        Micro batches in order, documents counted on through the epochs as the states do.
+        Micro batches in order, documents counted on through the epochs as the states do; a window's draw is its epoch.
     """
     draws = 1 + max((window.draw for window in windows), default=0)
     stream: list[list[Window]] = []
@@ -147,7 +147,7 @@ def plan_stream(
             batches = plan_epoch(own[start:stop], budget, seed, epoch, group)
             offset = epoch * states.epoch_stride
             for batch in leveled(batches, per_step, -len(stream) % per_step, seed):
-                stream.append([replace(w, document=w.document + offset) for w in batch] if offset else batch)
+                stream.append([replace(w, document=w.document + offset, draw=epoch) for w in batch] if epoch else batch)
     return stream
 
 
@@ -218,6 +218,7 @@ def pack(
     whole_text: bool = False,
     pin: bool = False,
     thin: bool = True,
+    jitter: tuple[int, int] = (0, 0),
 ) -> PackedBatch:
     """Read windows from the store and lay them end to end.
 
@@ -228,6 +229,7 @@ def pack(
         whole_text: mark rows that predict what follows the last generated token too, which replay compares with.
         thin: mark the rows that training uses only, not all that can carry loss.
         pin: allocate states in page-locked memory; `pinned` moves the rest there.
+        jitter: most positions that are left out at a random place of every document, and the seed.
     """
     sequences = [store.stored(w.document) for w in windows]
     pairs = list(zip(sequences, windows, strict=True))
@@ -258,7 +260,7 @@ def pack(
     return PackedBatch(
         layout=tail_layout([w.num_tokens for w in windows], [w.first_row - w.start for w in windows]),
         input_ids=torch.cat([s.input_ids[w.start : w.stop] for s, w in pairs]).long(),
-        positions=torch.cat([torch.arange(w.start, w.stop) for w in windows]),
+        positions=torch.cat([jittered(w, len(s.input_ids), *jitter) for s, w in pairs]),
         aux=joined([[s.aux[layer][w.start : w.stop] for layer in layers] for s, w in pairs]),
         loss_mask=torch.cat([s.loss_mask[w.first_row : w.stop] for s, w in pairs]).bool(),
         scored=torch.cat(scored, dim=1),
@@ -268,6 +270,25 @@ def pack(
         lse=torch.cat(tail("lse")),
         aux_scale=joined(scaled) if scaled else None,
     )
+
+
+def jittered(window: Window, length: int, widest: int, seed: int) -> Tensor:
+    """(T,) positions of a window, as if up to so many tokens had stood at one place of its document and were gone.
+
+    The place and the number follow from the seed, the document and the epoch, so that all windows of a document agree.
+
+    Args:
+        window: of a document.
+        length: of the document, in tokens.
+        widest: most tokens; 0: none.
+        seed: of the run.
+    """
+    tokens = torch.arange(window.start, window.stop)
+    if widest == 0:
+        return tokens
+    generator = np.random.default_rng((seed, window.draw, window.document))
+    place, gap = generator.integers((length, widest), endpoint=True).tolist()
+    return torch.where(tokens < place, tokens, tokens + gap)
 
 
 def replayable(loss_mask: Tensor) -> Tensor:

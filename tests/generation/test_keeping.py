@@ -78,13 +78,14 @@ def answered_ids(folder: Path, **last: Any) -> tuple[Path, dict[tuple, list[int]
     return path, {tuple(row["prompt_ids"] or ()): row["response_ids"] for row in rows}
 
 
+@pytest.mark.slow
 def test_answers_of_token_ids_are_taken_as_they_are(tmp_path: Path, capsys):
     path, answers = answered_ids(tmp_path, prompt_ids=[1, 60, 1_000_000])
     options = (f"prompts.path={path}", "prompts.validation=2", "prompts.max_train=null", f"output_dir={tmp_path}")
     options = (*SMALL, *options, "responses.regenerate=false")
     assert run_here("data_gen/prompts.py", *options) == 0
+    assert run_here("data_gen/regenerate.py", *options) == 0
     recipe = small_recipe(tmp_path, *options)
-    keep(recipe)
     responses = read_responses(recipe.responses_dir("train"))
     assert len(responses) == 8  # one lies beyond the vocabulary
     assert all(list(r.response_ids) == answers[tuple(r.prompt_ids)] for r in responses)

@@ -18,6 +18,7 @@ from drafthead.evaluation.reporting.measured_tables import series_name
 from drafthead.evaluation.results.levels import MEASURE, Level, Measure, grouped
 from drafthead.evaluation.results.summary import AcceptanceSummary
 from drafthead.evaluation.workload import BASELINE, NAMES
+from drafthead.statistics import few
 
 _COLOURS = {OWN: "#2f6fde", "ngram": "#d9822b", BASELINE: "#7a7f87"}
 _OTHERS = ("#8a56c2", "#1f9e9e", "#c2568a", "#7d9e1f", "#5668c2")
@@ -71,7 +72,10 @@ def acceptance_pictures(summary: AcceptanceSummary) -> list[Picture]:
     colours = _colours([m.method for m in summary.methods])
     methods = list(dict.fromkeys(m.method for m in summary.methods))
     apart = min(0.22, 0.8 / len(methods))  # of rows that are 1 apart
-    caption = "Acceptance length by workload with 95 % intervals; 1.0 means that no draft was accepted."
+    caption = (
+        "Acceptance length by workload with 95 % intervals; 1.0 means that no draft was accepted. Where the number of "
+        "prompts is given, they are too few to decide anything."
+    )
     with _picture(found, "acceptance-length", caption) as figure:
         axes = figure.subplots()
         for j, method in enumerate(methods):
@@ -80,7 +84,9 @@ def acceptance_pictures(summary: AcceptanceSummary) -> list[Picture]:
             height = np.arange(len(categories)) + (j - (len(methods) - 1) / 2) * apart
             reach = np.abs([value - low, high - value])
             axes.errorbar(value, height, xerr=reach, fmt="o", capsize=3, color=colours[method], label=NAMES[method])
-        axes.set(yticks=range(len(categories)), yticklabels=categories)
+        prompts = {m.category: m.prompts for m in summary.methods}
+        labels = [f"{name} ({prompts[name]} prompts)" if few(prompts[name]) else name for name in categories]
+        axes.set(yticks=range(len(categories)), yticklabels=labels)
         axes.set_xlabel("acceptance length (tokens, bonus included)")
         axes.set_xlim(left=1.0)
         axes.invert_yaxis()
