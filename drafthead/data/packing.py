@@ -1,11 +1,12 @@
 """Packed micro batches: documents, or windows of long ones, end to end in a token budget, each attending to itself.
 
-A window is a stretch of one document with its true positions. Its loss rows are half the budget; every loss row of the
-document belongs to exactly one window. A window runs past its last loss row as far as the drafter's loss looks ahead,
-and begins with the document, up to twice the budget in all: context takes a fraction of a loss row's memory. So a
-document of up to two budgets is trained alike whole and in windows, which may be spread over ranks; in a longer one the
-last rows do not attend to its first tokens. Truncating instead would drop the end of exactly the long responses. Of a
-head with a sliding window only what its rows depend on is read. With a loss that looks two tokens ahead:
+A window is a stretch of one document with its true positions, or with `train.position_jitter`. Its loss rows are half
+the budget; every loss row of the document belongs to exactly one window. A window runs past its last loss row as far as
+the drafter's loss looks ahead, and begins with the document, up to twice the budget in all: context takes a fraction of
+a loss row's memory. So a document of up to two budgets is trained alike whole and in windows, which may be spread over
+ranks; in a longer one the last rows do not attend to its first tokens. Truncating instead would drop the end of exactly
+the long responses. Of a head with a sliding window only what its rows depend on is read. With a loss that looks two
+tokens ahead:
 
     tokens   0 1 2 3 4 5 6 7 8 9 10 11      rows 4..11 carry loss, budget 8
     first    [ . . . . R R R . . ]          tokens 0..8, rows 4..6
@@ -49,7 +50,8 @@ class Window:
         start, stop: its tokens, [start, stop).
         first_row, end_row: the rows whose loss it counts, [first_row, end_row), counted from the document's start.
         valid: how many rows carry loss at each of the K draft positions.
-        draw: the epoch, for which a drafter may draw these rows.
+        draw: the epoch that these rows were drawn for, where a drafter draws them.
+        epoch: in which they are trained on.
     """
 
     document: int
@@ -59,6 +61,7 @@ class Window:
     end_row: int
     valid: tuple[int, ...]
     draw: int = 0
+    epoch: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -135,7 +138,7 @@ def plan_stream(
         per_step: micro batches of an optimiser step.
 
     Returns:
-        Micro batches in order, documents counted on through the epochs as the states do; a window's draw is its epoch.
+        Micro batches in order, documents counted on through the epochs as the states do.
     """
     draws = 1 + max((window.draw for window in windows), default=0)
     stream: list[list[Window]] = []
@@ -147,7 +150,8 @@ def plan_stream(
             batches = plan_epoch(own[start:stop], budget, seed, epoch, group)
             offset = epoch * states.epoch_stride
             for batch in leveled(batches, per_step, -len(stream) % per_step, seed):
-                stream.append([replace(w, document=w.document + offset, draw=epoch) for w in batch] if epoch else batch)
+                moved = [replace(w, document=w.document + offset, epoch=epoch) for w in batch] if epoch else batch
+                stream.append(moved)
     return stream
 
 
@@ -286,7 +290,7 @@ def jittered(window: Window, length: int, widest: int, seed: int) -> Tensor:
     tokens = torch.arange(window.start, window.stop)
     if widest == 0:
         return tokens
-    generator = np.random.default_rng((seed, window.draw, window.document))
+    generator = np.random.default_rng((seed, window.epoch, window.document))
     place, gap = generator.integers((length, widest), endpoint=True).tolist()
     return torch.where(tokens < place, tokens, tokens + gap)
 

@@ -72,8 +72,12 @@ def open_inputs(recipe: Recipe) -> Inputs:
     """
     spec = recipe_spec(recipe)
     draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)  # refuses a vocabulary larger than the target's
-    if (jitter := recipe.train.position_jitter) >= (positions := spec.max_position_embeddings):
-        raise ValueError(f"train.position_jitter {jitter}: the target has {positions} positions; set it lower")
+    longest, jitter = recipe.engine.max_model_len, recipe.train.position_jitter
+    if jitter and longest + jitter > spec.max_position_embeddings:
+        raise ValueError(
+            f"train.position_jitter {jitter} behind engine.max_model_len {longest} tokens exceeds the target's "
+            f"{spec.max_position_embeddings} positions; set it lower"
+        )
     start = find_start(recipe, spec)
     online = recipe.states.spool_shards is not None
     train, made_train, train_reference = (_open_spool if online else _open_store)(recipe, "train")

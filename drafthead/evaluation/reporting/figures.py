@@ -73,8 +73,8 @@ def acceptance_pictures(summary: AcceptanceSummary) -> list[Picture]:
     methods = list(dict.fromkeys(m.method for m in summary.methods))
     apart = min(0.22, 0.8 / len(methods))  # of rows that are 1 apart
     caption = (
-        "Acceptance length by workload with 95 % intervals; 1.0 means that no draft was accepted. Where the number of "
-        "prompts is given, they are too few to decide anything."
+        "Acceptance length by workload with 95 % intervals; 1.0 means that no draft was accepted. Prompts whose "
+        "number n is given are too few to decide anything."
     )
     with _picture(found, "acceptance-length", caption) as figure:
         axes = figure.subplots()
@@ -85,7 +85,7 @@ def acceptance_pictures(summary: AcceptanceSummary) -> list[Picture]:
             reach = np.abs([value - low, high - value])
             axes.errorbar(value, height, xerr=reach, fmt="o", capsize=3, color=colours[method], label=NAMES[method])
         prompts = {m.category: m.prompts for m in summary.methods}
-        labels = [f"{name} ({prompts[name]} prompts)" if few(prompts[name]) else name for name in categories]
+        labels = [f"{name} (n = {prompts[name]})" if few(prompts[name]) else name for name in categories]
         axes.set(yticks=range(len(categories)), yticklabels=labels)
         axes.set_xlabel("acceptance length (tokens, bonus included)")
         axes.set_xlim(left=1.0)
