@@ -13,8 +13,10 @@ QUALITY, PEERS = ROOT / "docs" / "quality.md", ROOT / "benchmarks" / "README.md"
 CHANGES = [  # page, how a line of its table begins, target, head, over which other one
     (QUALITY, "| embedded, **prompt_quarter**", "embedded", "prompt_quarter", "responses"),
     (QUALITY, "| second, **prompt_quarter**", "second", "prompt_quarter", "responses"),
-    (QUALITY, "| embedded, **`feature_weight` 0.1**", "embedded", "recipe", "prompt_quarter"),
-    (QUALITY, "| second, **`feature_weight` 0.1**", "second", "recipe", "prompt_quarter"),
+    (QUALITY, "| embedded, **`feature_weight` 0.1**", "embedded", "features", "prompt_quarter"),
+    (QUALITY, "| second, **`feature_weight` 0.1**", "second", "features", "prompt_quarter"),
+    (QUALITY, "| embedded, **`temperature` 0.7**", "embedded", "recipe", "features"),
+    (QUALITY, "| second, **`temperature` 0.7**", "second", "recipe", "features"),
     (PEERS, "| embedded, SpecForge |", "embedded", "recipe", "SpecForge 0.2.0"),
     (PEERS, "| embedded, speculators |", "embedded", "recipe", "speculators 0.9.0"),
     (PEERS, "| second, SpecForge |", "second", "recipe", "SpecForge 0.2.0"),
@@ -23,6 +25,8 @@ CHANGES = [  # page, how a line of its table begins, target, head, over which ot
 LENGTHS = [
     (QUALITY, "| embedded, responses", "embedded", "responses"),
     (QUALITY, "| second, responses", "second", "responses"),
+    (QUALITY, "| embedded, `temperature` 1", "embedded", "features"),
+    (QUALITY, "| second, `temperature` 1", "second", "features"),
     (PEERS, "| **embedded, the recipe**", "embedded", "recipe"),
     (PEERS, "| **second, the recipe**", "second", "recipe"),
     (PEERS, "| embedded, SpecForge 0.2.0 same", "embedded", "SpecForge 0.2.0"),
