@@ -29,7 +29,7 @@ class TrainConfig(Section):
 
     init_from: str | None = None  # runs/OTHER, or one of its checkpoints, below output_dir; None: from the target
     objective: Objective = "forward_kl"  # or a weighted sum: {forward_kl: 0.9, total_variation: 0.1}
-    temperature: float = Field(default=1.0, gt=0)  # of target and draft in the objective: the one that is served
+    temperature: float = Field(default=1.0, gt=0)  # of target and draft in the objective
     # {}: loss up to the first rejected draft of each root; false: on all draft positions; None: as the drafter is best.
     rejection: RejectionConfig | Literal[False] | None = None
     epochs: int = Field(default=1, gt=0)

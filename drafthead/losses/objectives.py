@@ -104,6 +104,12 @@ def loss_function(objective: Objective) -> LossFunction:
     return lambda z, target: torch.stack([c * OBJECTIVES[name](z, target) for name, c in objective.items()]).sum(0)
 
 
+def reads_mass(objective: Objective) -> bool:
+    """Whether it depends on how much of the target's mass the draft tokens have; the others renormalise it."""
+    names = [objective] if isinstance(objective, str) else objective
+    return not {"forward_kl", "reverse_kl", "cross_entropy"}.issuperset(names)
+
+
 class TargetRows(NamedTuple):
     """The target's side of C teacher tokens, computed once for all draft positions that meet them.
 

@@ -35,6 +35,7 @@ from drafthead.drafters.replay import Acceptance, empty_acceptance, last_respons
 from drafthead.drafters.trained import RUN
 from drafthead.drafters.vocabulary import coverage
 from drafthead.losses.fused import HeadLoss, Teacher, head_loss
+from drafthead.losses.objectives import reads_mass
 from drafthead.progress import progress_bar
 from drafthead.statistics import few
 from drafthead.target.pieces import FrozenTarget, frozen_target, load_pieces
@@ -112,6 +113,8 @@ class LossModule(nn.Module):
     ):
         super().__init__()
         self.draft, self.objective, self.rejection, self.temperature = draft, objective, rejection, temperature
+        own = rejection.objective if rejection else None
+        self.reads_mass = reads_mass(objective) or (own is not None and reads_mass(own))
 
     def forward(self, batch: PackedBatch, target: FrozenTarget, scale: Tensor) -> HeadLoss:
         """Loss over the scored rows of a batch.
@@ -125,8 +128,9 @@ class LossModule(nn.Module):
         give_back(rows.states)  # what the steps freed, before the loss needs buffers
         normed, lse, served = target.normed(batch.last_hidden), batch.lse, rows
         if (T := self.temperature) != 1:
+            lse = target.lse_at(T, normed, lse) if self.reads_mass else lse
             # Logits divided by T are those of states divided by T, the target's and the draft's.
-            normed, lse, served = normed / T, target.lse_at(T, normed, lse), replace(rows, states=rows.states / T)
+            normed, served = normed / T, replace(rows, states=rows.states / T)
         teacher = Teacher(normed, target.head_rows, lse)
         if self.rejection is None:
             scored = head_loss(served, self.draft.head_weight, teacher, scale, self.objective)

@@ -56,6 +56,13 @@ def test_by_hand(objective, wanted):
     assert loss.item() == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.parametrize("objective", [*OBJECTIVES, {"forward_kl": 0.5, "cross_entropy": 0.5}], ids=str)
+def test_which_objectives_depend_on_the_mass_of_the_draft_tokens(objective):
+    z, target, lse = random_rows()
+    same = all(map(torch.equal, scored(objective, z, target, lse), scored(objective, z, target, lse + 1)))
+    assert same != objectives.reads_mass(objective)
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("masked", [(0, 1), (2, 4)])
 @pytest.mark.parametrize(("draft", "target"), [(True, False), (False, True), (True, True)])
