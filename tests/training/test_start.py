@@ -44,7 +44,8 @@ def first_loss(recipe: Recipe, weights: dict[str, torch.Tensor]) -> float:
     scale = drafter.position_weights() / batch.scored.sum(1)
     draft = frozen_copy(draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids), weights, CPU, torch.float32)
     with torch.no_grad():  # as it is logged: the objective alone
-        return float(LossModule(draft)(batch, target, scale.float()).loss)
+        module = LossModule(draft, temperature=config.temperature)
+        return float(module(batch, target, scale.float()).loss)
 
 
 @pytest.mark.slow
