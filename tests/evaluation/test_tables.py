@@ -1,9 +1,13 @@
 """Conditions beside each other, from rows that can be counted by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
+from drafthead.evaluation.reporting.figures import acceptance_pictures
 from drafthead.evaluation.reporting.heads import comparison_table
 from drafthead.evaluation.reporting.measured_tables import acceptance_table, conditions_table
 from drafthead.evaluation.reporting.report import acceptance_line
@@ -59,6 +63,21 @@ def test_a_length_of_too_few_prompts_is_marked(summaries):
     cell = conditions_table(summaries).rows[0][6]
     assert (cell.tone, cell.text.endswith("(of 2 prompts only: decides nothing)")) == ("unresolved", True)
     assert "of 2 prompts only" in acceptance_line(AcceptanceSummary(0.0, 3, 1, 1.0, summaries, {}))
+
+
+def test_a_picture_names_how_few_the_prompts_are(summaries, monkeypatch):
+    labels, savefig = [], Figure.savefig
+
+    def noted(figure, *args, **options):
+        labels.append([label.get_text() for label in figure.axes[0].get_yticklabels()])
+        savefig(figure, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", noted)
+    many = [replace(summary, prompts=16) for summary in summaries]
+    for methods in (summaries, many):
+        acceptance_pictures(AcceptanceSummary(0.0, 3, 1, 1.0, methods, {}))
+    assert labels[0] == ["all (n = 2)", "chat (n = 2)"]
+    assert labels[2] == ["all", "chat"]
 
 
 @pytest.mark.parametrize(("accepted", "prompts", "told"), [(0, 16, True), (1, 16, False), (0, 15, False)])

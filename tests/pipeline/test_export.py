@@ -25,7 +25,7 @@ def test_the_card_says_what_the_head_was_made_from(tiny_run):
     for part in (
         tiny_run.target.path, fingerprint, f"{made['responses']} ", "temperature 0.7", "tiny, chat: 40",
         "tiny, long: 40", "the last 25 % of prompts", "| 3 | 0 |", "device hours (1 rank(s))", "## Limits",
-        "## Licence",
+        "## Licence", "objective forward_kl at temperature 0.7,",
     ):  # fmt: skip
         assert part in text, f"{part!r} is not in\n{text}"
     share = run["counts"]["best_step"] / run["counts"]["total_steps"]

@@ -63,6 +63,15 @@ def test_every_stage_takes_the_same_steps_also_resumed_on_another_number_of_rank
     assert not list((recipe.run_dir / "checkpoints").glob(".*"))  # the converted copy is gone
 
 
+def test_losses_are_those_of_one_rank_at_the_recipes_temperature_too(run_factory):
+    found = []
+    for stage, ranks in ((0, 1), (1, 2)):
+        recipe = run_factory(f"cold{stage}x{ranks}")
+        run(recipe, *TWO_PER_STEP, f"train.zero_stage={stage}", "train.temperature=0.7", ranks=ranks)
+        found.append(losses(recipe.run_dir))
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["peagle", "dspark"])
 def test_every_drafter_trains_in_shards_and_resumes_on_another_number_of_ranks(run_factory, kind):
     head = (f"head.type={kind}", "head.mask_token_id=9", "head.num_draft_positions=3", "head.num_layers=2")
