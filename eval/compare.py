@@ -38,6 +38,7 @@ from drafthead.evaluation.reporting.tables import print_table
 from drafthead.exporting.check import choose_documents, replayed_rounds
 from drafthead.files import foreign
 from drafthead.target.pieces import load_target_spec
+from drafthead.training.metrics import METRICS
 
 Variants = dict[str, list[str]]  # overrides of the recipe by name
 HEADS: Variants = {
@@ -163,7 +164,7 @@ def measured(contestant: Contestant, recipe: Recipe, arguments: list[str], lengt
     path, counted = recipe.results_dir / "heads.parquet", recipe.eval
     of_eval = [counted.draft_tokens, counted.temperatures, counted.reasoning_efforts, counted.max_tokens]
     made_from = digest([recipe.model_dump(mode="json", exclude={"eval"}), *of_eval])
-    if path.exists() and pd.read_parquet(path).attrs.get("recipe") == made_from:
+    if path.exists() and (found := pd.read_parquet(path)).attrs.get("recipe") == made_from and "seconds" in found:
         return path
     print(f"\n{contestant.name}", flush=True)
     run_script("train/draft.py", arguments)
@@ -184,8 +185,10 @@ def measured(contestant: Contestant, recipe: Recipe, arguments: list[str], lengt
         run_script("eval/acceptance.py", [*arguments, "--no-tables"])
         rows.append(served_rows(recipe))
     parameters = require(recipe.head_dir, "head", "python export/head.py RECIPE")["counts"]["parameters"]
+    seconds = pd.read_json(recipe.run_dir / METRICS, lines=True)["step_seconds"].sum()
     which: dict[str, Any] = {"kind": contestant.kind, "layers": contestant.layers, "seed": contestant.seed}
-    found = pd.concat(rows, ignore_index=True).assign(**which, control=contestant.control, parameters=parameters)
+    which |= {"control": contestant.control, "parameters": parameters, "seconds": seconds}
+    found = pd.concat(rows, ignore_index=True).assign(**which)
     found.attrs["recipe"] = made_from
     write_rows(found, path)
     return path

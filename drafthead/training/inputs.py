@@ -67,17 +67,10 @@ def open_inputs(recipe: Recipe) -> Inputs:
     Raises:
         ArtifactError: states are missing, unfinished, or were harvested from another target, from other aux layers or
             in another way than the recipe says; or `train.init_from` is no checkpoint.
-        ValueError: an aux layer id, head.draft_vocab_size or train.position_jitter lies beyond the target, or
-            `train.init_from` holds another head.
+        ValueError: the recipe lies beyond its target, or `train.init_from` holds another head.
     """
     spec = recipe_spec(recipe)
     draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)  # refuses a vocabulary larger than the target's
-    longest, jitter = recipe.engine.max_model_len, recipe.train.position_jitter
-    if jitter and longest + jitter > spec.max_position_embeddings:
-        raise ValueError(
-            f"train.position_jitter {jitter} behind engine.max_model_len {longest} tokens exceeds the target's "
-            f"{spec.max_position_embeddings} positions; set it lower"
-        )
     start = find_start(recipe, spec)
     online = recipe.states.spool_shards is not None
     train, made_train, train_reference = (_open_spool if online else _open_store)(recipe, "train")

@@ -83,6 +83,8 @@ def test_the_table_has_what_was_counted(compared):
         rows = pd.read_parquet(root / "results" / f"all-{kind}_l2_s0" / "heads.parquet")
         assert set(rows["how"]) == ({"replayed"} if kind == "dspark" else {"served", "replayed"})
         assert set(rows["k"]) == {K}
+        steps = pd.read_json(root / "runs" / f"all-{kind}_l2_s0" / "metrics.jsonl", lines=True)["step_seconds"]
+        assert rows["seconds"].to_numpy() == pytest.approx(steps.sum())
         for how, counted in rows.groupby("how"):
             lengths[kind, how] = length = 1 + counted["accepted"].sum() / counted["drafts"].sum()
             assert f"{length:.2f} [" in printed

@@ -55,9 +55,10 @@ def test_positions_are_left_out_of_what_is_trained_on_alone(fresh_recipe):
     assert all(loss != other for loss, other in zip(trained, jittered, strict=True))
     assert jittered == pytest.approx(trained, rel=0.1)
     assert validated == pytest.approx(validated_beside, rel=1e-6)
-    result = launch(fresh_recipe(), "train.position_jitter=1500")
-    assert result.returncode == 2
-    assert re.search(r"position_jitter 1500 behind .* \d+ tokens exceeds .* set it lower", result.stderr)
+    for options in ((), ("--dry-run",)):
+        result = launch(fresh_recipe(), "train.position_jitter=1500", *options)
+        assert result.returncode == 2
+        assert re.search(r"position_jitter 1500 behind .* \d+ tokens exceeds .* set it lower", result.stderr)
 
 
 def test_a_run_that_ended_before_retention_makes_up_for_it(finished_run, fresh_recipe):

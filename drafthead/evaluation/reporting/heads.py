@@ -3,7 +3,7 @@
 One row per head, way of counting, draft length and prompt, in results/NAME-HEAD/heads.parquet:
 
     kind, layers, seed   which head; `control` where it was trained on zeroed hidden states
-    parameters           that were trained
+    parameters, seconds  that were trained, and how long, on the machine that did
     how                  served: vLLM's counters on held-out prompts, greedy or at a temperature; replayed: without an
                          engine, on validation prompts
     k, prompt            draft tokens per round; which prompt
@@ -40,7 +40,7 @@ def served_rows(recipe: Recipe) -> pd.DataFrame:
 
 
 def comparison_table(rows: pd.DataFrame) -> Table:
-    """One line per head and way of counting: parameters, acceptance length at every draft length, and the control.
+    """One line per head and way of counting: what it cost, acceptance length at every draft length, and the control.
 
     Beside each length stands its change against the first head of as many layers.
     """
@@ -50,6 +50,7 @@ def comparison_table(rows: pd.DataFrame) -> Table:
         line: dict[str, Any] = {
             "head": str(kind), "counted": str(how), "layers": layers, "seeds": found["seed"].nunique(),
             "parameters (M)": Cell(f"{found['parameters'].iloc[0] / 1e6:.2f}"),
+            "training (min)": Cell(f"{found.drop_duplicates('seed')['seconds'].mean() / 60:.1f}"),  # of a seed
         }  # fmt: skip
         alike = rows.query("layers == @layers and how == @how")
         for k, at in found.groupby("k"):
