@@ -9,7 +9,17 @@ import pytest
 from drafthead.statistics import acceptance_length_interval, length_change
 
 ROOT = Path(__file__).resolve().parents[2]
-QUALITY, PEERS = ROOT / "docs" / "quality.md", ROOT / "benchmarks" / "README.md"
+QUALITY, PEERS, README = ROOT / "docs" / "quality.md", ROOT / "benchmarks" / "README.md", ROOT / "README.md"
+BESIDE_PEERS = [  # page, how a line of its table begins, target, peer
+    (PEERS, "| embedded, SpecForge |", "embedded", "SpecForge 0.2.0"),
+    (PEERS, "| embedded, speculators |", "embedded", "speculators 0.9.0"),
+    (PEERS, "| second, SpecForge |", "second", "SpecForge 0.2.0"),
+    (PEERS, "| second, speculators |", "second", "speculators 0.9.0"),
+    (README, "| SpecForge 0.2.0, embedded target |", "embedded", "SpecForge 0.2.0"),
+    (README, "| speculators 0.9.0, embedded target |", "embedded", "speculators 0.9.0"),
+    (README, "| SpecForge, a small Qwen3 model |", "second", "SpecForge 0.2.0"),
+    (README, "| speculators, a small Qwen3 model |", "second", "speculators 0.9.0"),
+]
 CHANGES = [  # page, how a line of its table begins, target, head, over which other one
     (QUALITY, "| embedded, **prompt_quarter**", "embedded", "prompt_quarter", "responses"),
     (QUALITY, "| second, **prompt_quarter**", "second", "prompt_quarter", "responses"),
@@ -17,10 +27,9 @@ CHANGES = [  # page, how a line of its table begins, target, head, over which ot
     (QUALITY, "| second, **`feature_weight` 0.1**", "second", "features", "prompt_quarter"),
     (QUALITY, "| embedded, **`temperature` 0.7**", "embedded", "recipe", "features"),
     (QUALITY, "| second, **`temperature` 0.7**", "second", "recipe", "features"),
-    (PEERS, "| embedded, SpecForge |", "embedded", "recipe", "SpecForge 0.2.0"),
-    (PEERS, "| embedded, speculators |", "embedded", "recipe", "speculators 0.9.0"),
-    (PEERS, "| second, SpecForge |", "second", "recipe", "SpecForge 0.2.0"),
-    (PEERS, "| second, speculators |", "second", "recipe", "speculators 0.9.0"),
+    *((page, start, target, "recipe", peer) for page, start, target, peer in BESIDE_PEERS),
+    *((page, start, target, "responses", peer) for page, start, target, peer in BESIDE_PEERS),
+    *((page, start, target, "features", peer) for page, start, target, peer in BESIDE_PEERS[:4]),
 ]
 LENGTHS = [
     (QUALITY, "| embedded, responses", "embedded", "responses"),
@@ -37,9 +46,13 @@ LENGTHS = [
 
 
 @pytest.fixture(scope="module")
-def rows() -> pd.DataFrame:
-    found = pd.read_parquet(ROOT / "docs" / "quality.parquet")
-    return found[found["temperature"] == 0]
+def all_rows() -> pd.DataFrame:
+    return pd.read_parquet(ROOT / "docs" / "quality.parquet")
+
+
+@pytest.fixture(scope="module")
+def rows(all_rows) -> pd.DataFrame:
+    return all_rows[all_rows["temperature"] == 0]
 
 
 def counters(rows: pd.DataFrame, target: str, head: str, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -53,7 +66,17 @@ def counters(rows: pd.DataFrame, target: str, head: str, k: int) -> tuple[np.nda
 
 def line_of(page: Path, start: str) -> str:
     (line,) = [line for line in page.read_text().splitlines() if line.startswith(start)]
-    return line.replace("−", "-").replace("*", "")
+    return plain(line)
+
+
+def plain(text: str) -> str:
+    """Without emphasis and line breaks, and with one kind of minus."""
+    return " ".join(text.replace("−", "-").replace("*", "").split())
+
+
+def change(ours: tuple[np.ndarray, np.ndarray], others: tuple[np.ndarray, np.ndarray], form: str, same: bool) -> str:
+    found = length_change(ours, others, same_seeds=same)
+    return form.format(*(100 * value for value in (found.value, found.low, found.high)))
 
 
 @pytest.mark.parametrize(("page", "start", "target", "head"), LENGTHS)
@@ -67,19 +90,28 @@ def test_lengths_are_those_of_the_rows(rows, page, start, target, head):
 @pytest.mark.parametrize(("page", "start", "target", "head", "other"), CHANGES)
 def test_changes_are_those_of_the_rows(rows, page, start, target, head, other):
     """Of our own heads the same seeds are compared."""
+    form = "{:.1f} [{:.1f}, {:.1f}]" if page == README else "{:+.1f} [{:+.1f}, {:+.1f}]"
     for k in (3, 5):
         ours, others = (counters(rows, target, name, k) for name in (head, other))
-        found = length_change(ours, others, same_seeds=page == QUALITY)
-        shown = f"{100 * found.value:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
-        assert shown in line_of(page, start)
+        assert change(ours, others, form, page == QUALITY) in line_of(page, start)
+
+
+@pytest.mark.parametrize("target", ["embedded", "second"])
+@pytest.mark.parametrize(
+    ("head", "other"), [("prompt_quarter", "responses"), ("features", "prompt_quarter"), ("recipe", "features")]
+)
+def test_changes_of_sampled_responses_are_those_of_the_rows(all_rows, target, head, other):
+    sampled, page = all_rows[all_rows["temperature"] == 0.7], plain(QUALITY.read_text())
+    for k in (3, 5):
+        ours, others = (counters(sampled, target, name, k) for name in (head, other))
+        assert change(ours, others, "{:+.1f} % [{:+.1f}, {:+.1f}]", same=True) in page
 
 
 @pytest.mark.parametrize("thousands", [1, 2, 4, 8, 16])
 def test_long_prompts_have_the_lengths_and_the_change_of_the_rows(rows, thousands):
-    plain, windowed = (counters(rows, f"long {thousands}k", head, 3) for head in ("recipe", "window_256"))
-    found = [acceptance_length_interval(drafts.sum(1), accepted.sum(1)) for drafts, accepted in (plain, windowed)]
+    whole, windowed = (counters(rows, f"long {thousands}k", head, 3) for head in ("recipe", "window_256"))
+    found = [acceptance_length_interval(drafts.sum(1), accepted.sum(1)) for drafts, accepted in (whole, windowed)]
     shown = [f"{length.value:.2f} [{length.low:.2f}, {length.high:.2f}]" for length in found]
-    change = length_change(windowed, plain, same_seeds=True)
-    shown.append(f"{100 * change.value:+.1f} [{100 * change.low:+.1f}, {100 * change.high:+.1f}]")
-    line = line_of(QUALITY, f"| {thousands},000 | {len(plain[0])} |")
+    shown.append(change(windowed, whole, "{:+.1f} [{:+.1f}, {:+.1f}]", same=True))
+    line = line_of(QUALITY, f"| {thousands},000 | {len(whole[0])} |")
     assert all(text in line for text in shown)
