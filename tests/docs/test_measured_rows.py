@@ -27,6 +27,9 @@ CHANGES = [  # page, how a line of its table begins, target, head, over which ot
     (QUALITY, "| second, **`feature_weight` 0.1**", "second", "features", "prompt_quarter"),
     (QUALITY, "| embedded, **`temperature` 0.7**", "embedded", "recipe", "features"),
     (QUALITY, "| second, **`temperature` 0.7**", "second", "recipe", "features"),
+    (QUALITY, "| embedded, 200 others", "embedded, other prompts", "recipe", "features"),
+    (QUALITY, "| second, 200 others", "second, other prompts", "recipe", "features"),
+    (PEERS, "| second, speculators with prompts |", "second", "recipe", "speculators 0.9.0, prompts"),
     *((page, start, target, "recipe", peer) for page, start, target, peer in BESIDE_PEERS),
     *((page, start, target, "responses", peer) for page, start, target, peer in BESIDE_PEERS),
     *((page, start, target, "features", peer) for page, start, target, peer in BESIDE_PEERS[:4]),
@@ -41,7 +44,8 @@ LENGTHS = [
     (PEERS, "| embedded, SpecForge 0.2.0 same", "embedded", "SpecForge 0.2.0"),
     (PEERS, "| embedded, speculators 0.9.0 same", "embedded", "speculators 0.9.0"),
     (PEERS, "| second, SpecForge 0.2.0 same", "second", "SpecForge 0.2.0"),
-    (PEERS, "| second, speculators 0.9.0 same", "second", "speculators 0.9.0"),
+    (PEERS, "| second, speculators 0.9.0 same |", "second", "speculators 0.9.0"),
+    (PEERS, "| second, speculators 0.9.0 same, prompts too", "second", "speculators 0.9.0, prompts"),
 ]
 
 
