@@ -29,6 +29,8 @@ CHANGES = [  # page, how a line of its table begins, target, head, over which ot
     (QUALITY, "| second, **`temperature` 0.7**", "second", "recipe", "features"),
     (QUALITY, "| embedded, 200 others", "embedded, other prompts", "recipe", "features"),
     (QUALITY, "| second, 200 others", "second, other prompts", "recipe", "features"),
+    (QUALITY, "| AdamW alone", "second", "adamw", "recipe"),
+    (QUALITY, "| packs_4096: half as many steps", "second", "packs_4096", "recipe"),
     (PEERS, "| second, speculators with prompts |", "second", "recipe", "speculators 0.9.0, prompts"),
     *((page, start, target, "recipe", peer) for page, start, target, peer in BESIDE_PEERS),
     *((page, start, target, "responses", peer) for page, start, target, peer in BESIDE_PEERS),
