@@ -131,21 +131,29 @@ def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
 
 
 def recipe_spec(recipe: Recipe) -> TargetSpec:
-    """The spec of a recipe's target, which has the recipe's aux layers and positions.
+    """The spec of a recipe's target, which has the recipe's aux layers.
 
     Raises:
         FileNotFoundError, ValueError: as `load_target_spec`.
-        ValueError: an aux layer or train.position_jitter lies beyond the target.
+        ValueError: an aux layer lies beyond the target.
     """
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
     check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
+    return spec
+
+
+def check_jitter(recipe: Recipe, spec: TargetSpec) -> None:
+    """Refuse positions that the target does not have.
+
+    Raises:
+        ValueError: train.position_jitter lies beyond the target.
+    """
     longest, jitter = recipe.engine.max_model_len, recipe.train.position_jitter
     if jitter and longest + jitter > spec.max_position_embeddings:
         raise ValueError(
             f"train.position_jitter {jitter} behind engine.max_model_len {longest} tokens exceeds the target's "
             f"{spec.max_position_embeddings} positions; set it lower"
         )
-    return spec
 
 
 def model_config(recipe: Recipe) -> Any:

@@ -31,7 +31,10 @@ CHANGES = [  # page, how a line of its table begins, target, head, over which ot
     (QUALITY, "| second, 200 others", "second, other prompts", "recipe", "features"),
     (QUALITY, "| AdamW alone", "second", "adamw", "recipe"),
     (QUALITY, "| packs_4096: half as many steps", "second", "packs_4096", "recipe"),
-    (PEERS, "| second, speculators with prompts |", "second", "recipe", "speculators 0.9.0, prompts"),
+    *(
+        (PEERS, "| second, speculators with prompts |", "second", head, "speculators 0.9.0, prompts")
+        for head in ("recipe", "features", "prompt_quarter", "adamw")
+    ),
     *((page, start, target, "recipe", peer) for page, start, target, peer in BESIDE_PEERS),
     *((page, start, target, "responses", peer) for page, start, target, peer in BESIDE_PEERS),
     *((page, start, target, "features", peer) for page, start, target, peer in BESIDE_PEERS[:4]),
@@ -41,6 +44,13 @@ LENGTHS = [
     (QUALITY, "| second, responses", "second", "responses"),
     (QUALITY, "| embedded, `temperature` 1", "embedded", "features"),
     (QUALITY, "| second, `temperature` 1", "second", "features"),
+    *(
+        (QUALITY, f"| {target}, 200 others", f"{target}, other prompts", head)
+        for target in ("embedded", "second")
+        for head in ("features", "recipe")
+    ),
+    (QUALITY, "| AdamW alone", "second", "adamw"),
+    (QUALITY, "| packs_4096: half as many steps", "second", "packs_4096"),
     (PEERS, "| **embedded, the recipe**", "embedded", "recipe"),
     (PEERS, "| **second, the recipe**", "second", "recipe"),
     (PEERS, "| embedded, SpecForge 0.2.0 same", "embedded", "SpecForge 0.2.0"),
@@ -70,14 +80,20 @@ def counters(rows: pd.DataFrame, target: str, head: str, k: int) -> tuple[np.nda
     return wide["drafts"].to_numpy(), wide["accepted"].to_numpy()
 
 
-def line_of(page: Path, start: str) -> str:
+def cells_of(page: Path, start: str, among: list[str]) -> list[str]:
+    """Those cells of the line that begins so which are among these, in their order."""
     (line,) = [line for line in page.read_text().splitlines() if line.startswith(start)]
-    return plain(line)
+    return [cell.strip() for cell in plain(line).split("|") if cell.strip() in among]
 
 
 def plain(text: str) -> str:
     """Without emphasis and line breaks, and with one kind of minus."""
     return " ".join(text.replace("−", "-").replace("*", "").split())
+
+
+def length(drafts: np.ndarray, accepted: np.ndarray) -> str:
+    found = acceptance_length_interval(drafts.sum(1), accepted.sum(1))
+    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def change(ours: tuple[np.ndarray, np.ndarray], others: tuple[np.ndarray, np.ndarray], form: str, same: bool) -> str:
@@ -87,19 +103,17 @@ def change(ours: tuple[np.ndarray, np.ndarray], others: tuple[np.ndarray, np.nda
 
 @pytest.mark.parametrize(("page", "start", "target", "head"), LENGTHS)
 def test_lengths_are_those_of_the_rows(rows, page, start, target, head):
-    for k in (3, 5):
-        drafts, accepted = counters(rows, target, head, k)
-        found = acceptance_length_interval(drafts.sum(1), accepted.sum(1))
-        assert f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]" in line_of(page, start)
+    shown = [length(*counters(rows, target, head, k)) for k in (3, 5)]
+    assert cells_of(page, start, shown) == shown
 
 
 @pytest.mark.parametrize(("page", "start", "target", "head", "other"), CHANGES)
 def test_changes_are_those_of_the_rows(rows, page, start, target, head, other):
     """Of our own heads the same seeds are compared."""
     form = "{:.1f} [{:.1f}, {:.1f}]" if page == README else "{:+.1f} [{:+.1f}, {:+.1f}]"
-    for k in (3, 5):
-        ours, others = (counters(rows, target, name, k) for name in (head, other))
-        assert change(ours, others, form, page == QUALITY) in line_of(page, start)
+    pairs = [[counters(rows, target, name, k) for name in (head, other)] for k in (3, 5)]
+    shown = [change(ours, others, form, page == QUALITY) for ours, others in pairs]
+    assert cells_of(page, start, shown) == shown
 
 
 @pytest.mark.parametrize("target", ["embedded", "second"])
@@ -116,8 +130,5 @@ def test_changes_of_sampled_responses_are_those_of_the_rows(all_rows, target, he
 @pytest.mark.parametrize("thousands", [1, 2, 4, 8, 16])
 def test_long_prompts_have_the_lengths_and_the_change_of_the_rows(rows, thousands):
     whole, windowed = (counters(rows, f"long {thousands}k", head, 3) for head in ("recipe", "window_256"))
-    found = [acceptance_length_interval(drafts.sum(1), accepted.sum(1)) for drafts, accepted in (whole, windowed)]
-    shown = [f"{length.value:.2f} [{length.low:.2f}, {length.high:.2f}]" for length in found]
-    shown.append(change(windowed, whole, "{:+.1f} [{:+.1f}, {:+.1f}]", same=True))
-    line = line_of(QUALITY, f"| {thousands},000 | {len(whole[0])} |")
-    assert all(text in line for text in shown)
+    shown = [length(*whole), length(*windowed), change(windowed, whole, "{:+.1f} [{:+.1f}, {:+.1f}]", same=True)]
+    assert cells_of(QUALITY, f"| {thousands},000 | {len(whole[0])} |", shown) == shown
