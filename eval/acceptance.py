@@ -18,7 +18,7 @@ def main() -> None:
     if args.no_tables:
         return
     summary = summarise_acceptance(read_acceptance(directory))
-    for table in filter(None, (acceptance_table(summary), places_table(summary))):
+    for table in filter(None, (acceptance_table(summary), places_table(summary.places))):
         print_table(table)
     if not all(condition.main for condition in conditions(recipe)):
         print_table(conditions_table(summarise_conditions(read_conditions(directory))))

@@ -32,6 +32,7 @@ _PROMPT_OPTIONS = {"add_special_tokens": False, "skip_special_tokens": False}
 _CHANNEL, _FINAL = "<|channel|>", "<|channel|>final<|message|>"  # Harmony
 _SAMPLE_S = 0.2  # a page of metrics costs the server some milliseconds
 _LONGEST_S = 6 * 3600.0
+_LINE_BYTES = 1 << 20  # the last chunk tells of every verification step, some bytes each
 _IDLE_S = 1.0  # vLLM's server closes a connection after 5 s without a request; one sent just then would be lost
 REACHED = 0.9  # of what was requested: below it the level is labelled, not compared
 
@@ -62,6 +63,8 @@ class RequestTimes:
         text: the output with its special tokens.
         ttfot_s: from sending to the first token of the final channel, or of any where there are no channels; NaN where
             none came or it was not measured.
+        accepted_by_step: draft tokens accepted at every verification step that had a draft, in order; empty where the
+            server does not say.
     """
 
     id: str
@@ -74,6 +77,7 @@ class RequestTimes:
     latency_s: float
     text: str
     ttfot_s: float = math.nan
+    accepted_by_step: list[int] = field(default_factory=list)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -272,7 +276,8 @@ async def _send_all(
     headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
     timeout = aiohttp.ClientTimeout(total=_LONGEST_S)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S)
-    async with aiohttp.ClientSession(server.base_url, headers=headers, timeout=timeout, connector=connector) as session:
+    options_of_session: Any = {"headers": headers, "timeout": timeout, "connector": connector}
+    async with aiohttp.ClientSession(server.base_url, read_bufsize=_LINE_BYTES, **options_of_session) as session:
         begun = time.perf_counter()
 
         async def send(request: LoadRequest, due_s: float) -> RequestTimes:
@@ -306,6 +311,7 @@ async def stream_request(
     """
     error = ""
     usage: dict[str, int] = {}
+    drafts: dict[str, Any] = {}
     pieces: list[str] = []
     arrivals: list[float] = []
     sent = time.perf_counter()
@@ -321,6 +327,7 @@ async def stream_request(
                     continue
                 now, chunk = time.perf_counter(), json.loads(data)
                 usage = chunk.get("usage") or usage
+                drafts = (chunk.get("metrics") or {}).get("speculative_decoding") or drafts
                 error = str(chunk.get("error") or error)[:300]
                 if chunk.get("choices"):
                     pieces.append(chunk["choices"][0].get("text") or "")
@@ -344,6 +351,7 @@ async def stream_request(
         latency_s=arrivals[-1] if arrivals else time.perf_counter() - sent,
         text="".join(pieces),
         ttfot_s=final_channel_s(pieces, arrivals),
+        accepted_by_step=drafts.get("per_step_accepted") or [],
     )
 
 

@@ -18,6 +18,7 @@ CATEGORIES = ("chat", "code", "long", "structured")
 K = 3
 TIMES = ("ttft_s", "ttfot_s", "e2e_s", "tpot_s", "itl_s", "itl_answer_s", "tpot_all_s", "duration_s")
 POSITIONS = (0.7, 0.45, 0.25)  # joint prefix acceptance under load
+BY_STEP = (3, 3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0)  # the same
 LENGTHS = {k: 1 + sum(POSITIONS[:k]) for k in range(1, K + 1)}
 JUDGED = ("output_tokens_per_s", "e2e_p50")  # the measures that a verdict without a service level rests on
 
@@ -57,7 +58,7 @@ def write_results(
             extra = {"k": k, "workload": workload}
             for concurrency, speed in head_speed.items():
                 faster = speed_at(speed, k) if k else 1.0
-                rows = [request_row(rng, method, concurrency, i, faster) | extra for i in range(prompts)]
+                rows = [request_row(rng, method, concurrency, i, faster, k) | extra for i in range(prompts)]
                 requests += rows
                 runs.append(run_row(method, concurrency, rows, k) | extra)
         pd.DataFrame(requests).to_parquet(directory / f"requests-{index:02d}-{method}.parquet")
@@ -122,14 +123,17 @@ def _answer(rng: np.random.Generator, method: str, index: int, quality: float | 
     }  # fmt: skip
 
 
-def request_row(rng: np.random.Generator, method: str, concurrency: int, index: int, speed: float) -> dict:
-    tokens = 60 + index % 30
+def request_row(rng: np.random.Generator, method: str, concurrency: int, index: int, speed: float, k: int = 0) -> dict:
+    tokens, looping = 60 + index % 30, index % 16 == 0
     tpot = 0.004 * concurrency**0.5 / speed * rng.lognormal(0, 0.05)
     ttft = 0.02 / speed * rng.lognormal(0, 0.05)
     return dict.fromkeys(REQUEST_COLUMNS, 0) | _level(method, concurrency) | {
         "prompt_id": f"p{index:03d}", "error": "", "prompt_tokens": 100, "output_tokens": tokens,
         "start_s": 0.1 * index, "ttft_s": ttft, "ttfot_s": 2 * ttft, "e2e_s": ttft + tpot * (tokens - 1),
         "tpot_s": tpot, "itl_s": tpot, "tpot_all_s": ttft / tokens + tpot,
+        # Of a loop every draft is accepted.
+        "accepted_by_step": [k if looping else min(k, accepted) for accepted in BY_STEP * 3] if k else [],
+        "repeated": 0.8 if looping else 0.0,
     }  # fmt: skip
 
 

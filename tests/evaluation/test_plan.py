@@ -229,7 +229,7 @@ def _measured_without_vllm(failing, recipe, directory, index, run, prompts):
     rng, requests, runs = np.random.default_rng(index), [], []
     for level in run.levels:
         extra = {"k": run.k, "block": run.block, "load": level.load.name, "workload": level.workload.name}
-        rows = [request_row(rng, run.method, level.load.concurrency, i, 1.0) | extra for i in range(16)]
+        rows = [request_row(rng, run.method, level.load.concurrency, i, 1.0, run.k) | extra for i in range(16)]
         requests += rows
         runs.append(run_row(run.method, level.load.concurrency, rows, run.k) | extra)
     pd.DataFrame(requests).to_parquet(directory / f"requests-{index:02d}-{run.name}.parquet")

@@ -29,7 +29,7 @@ def _rows(plan):
                 "k": run.k, "workload": level.workload.name, "temperature": level.temperature, "load": level.load.name,
                 "tensor_parallel": run.tensor_parallel, "throughput_only": level.workload.throughput_only,
             }  # fmt: skip
-            rows = [request_row(rng, run.method, concurrency, i, 2.0 if run.k else 1.0) | key for i in range(2)]
+            rows = [request_row(rng, run.method, concurrency, i, 2.0 if run.k else 1.0, run.k) | key for i in range(2)]
             requests += rows
             runs.append(run_row(run.method, concurrency, rows, run.k) | key | {"prompt_tokens": 200})
     return completed(pd.DataFrame(requests), pd.DataFrame(runs))
@@ -72,6 +72,9 @@ def test_every_preset_fits_the_embedded_recipe_and_every_table_of_the_post_has_a
         assert faster
         assert all(60 < float(row[column].text.split()[1]) < 140 for row in faster)
         assert any(table.title.startswith("Cost per 1M") for table in others)
+        by_position = [row[0].text for t in others if t.title == "Acceptance by position" for row in t.rows]
+        text = not all(workload.throughput_only for workload in sweep.workloads)
+        assert ("draft head" in by_position) == text
     page = write_pages(report, tmp_path / "out")
     assert page.read_text().count("<table>") == sum(len(section.tables) for section in report.sections)
     assert preset.title in render(report, "report.md.jinja")

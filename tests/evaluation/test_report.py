@@ -14,7 +14,7 @@ from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN
 from drafthead.evaluation.measuring import acceptance
 from drafthead.evaluation.reporting.report import build_report, print_brief, render, workloads_table, write_pages
 from drafthead.evaluation.results.summary import summarise_acceptance
-from tests.evaluation.rows import slower, write_results
+from tests.evaluation.rows import LENGTHS, POSITIONS, K, slower, write_results
 from tests.recipes import tiny_recipe
 from tests.scripts import run_here
 
@@ -68,6 +68,18 @@ def test_acceptance_is_shown_by_position(recipe, report):
     (table,) = [t for section in report.sections for t in section.tables if t.title == "Acceptance by position"]
     shown = {row[2].text + row[3].text: row[5].text for row in table.rows}
     assert shown["response0 to 63"] == f"{found['response', 0].length:.2f}"
+
+
+def test_acceptance_under_load_leaves_looping_prompts_out(report):
+    """As acceptance offline does; in the rows every draft of a loop is accepted."""
+    tables = {t.title: t for section in report.sections for t in section.tables}
+    pooled = dict(zip(tables["Acceptance under load"].frame, tables["Acceptance under load"].rows[0], strict=True))
+    assert pooled["Prompts"].text == "150"  # of 160
+    assert pooled["Length"].text == f"{LENGTHS[K]:.2f} [{LENGTHS[K]:.2f}, {LENGTHS[K]:.2f}]"
+    assert [pooled[f"Position {i} (%)"].text for i in (1, 2, 3)] == [f"{100 * share:.1f}" for share in POSITIONS]
+    wide = tables["Every load: same prompts as the baseline"]
+    lengths = {dict(zip(wide.frame, row, strict=True))["Acceptance length"].text for row in wide.rows}
+    assert lengths == {"–", pooled["Length"].text}
 
 
 def test_other_peoples_words_are_no_markup(recipe, analysis):

@@ -1,7 +1,6 @@
 """`responses.regenerate: false`: the responses of the data, from the prompts to tokens with a mask; no engine runs."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.rendering import BEYOND_VOCABULARY, NO_RESPONSE, NO_ROOM
 from drafthead.data.responses import ResponseTokens, read_left_out
-from drafthead.engine import running
 from drafthead.generation import regenerate as stage
 from drafthead.generation.prompts import make_prompts
 from tests.artifacts import read_responses
@@ -98,20 +96,15 @@ def test_answers_of_token_ids_are_taken_as_they_are(tmp_path: Path, capsys):
     assert "come with response_ids, which are left out" in capsys.readouterr().out
 
 
-def test_data_without_an_answer_is_refused_before_an_engine_starts(tmp_path: Path):
+def test_data_without_an_answer_is_refused_before_an_engine_starts(tmp_path: Path, capsys, monkeypatch):
     path, _ = answered_ids(tmp_path)
     path.write_text(path.read_text().replace("response_ids", "metadata"))
-    recipe = small_recipe(tmp_path, f"prompts.path={path}", "prompts.validation=2", "responses.regenerate=false")
-    make_prompts(recipe)
-    made: list[str] = []
-
-    def noted(task: running.Task, parts: Sequence[stage.Part]) -> None:
-        made.extend(part.split for part in parts)
-        running.run_here(task, parts)
-
-    with pytest.raises(ValueError, match="no train prompt has a response"):
-        stage.regenerate(recipe, noted)
-    assert set(made) == {"train"}, "the runner makes kept responses too, and none is generated"
+    options = (f"prompts.path={path}", "prompts.validation=2", "prompts.max_train=null", f"output_dir={tmp_path}")
+    options = (*SMALL, *options, "responses.regenerate=false")
+    assert run_here("data_gen/prompts.py", *options) == 0
+    monkeypatch.setattr(stage, "offline_engine", None)  # an engine would be another error
+    assert run_here("data_gen/regenerate.py", *options) != 0
+    assert "no train prompt has a response" in " ".join(capsys.readouterr().err.split())
 
 
 def test_prompts_that_were_written_without_responses_are_refused(tmp_path: Path):

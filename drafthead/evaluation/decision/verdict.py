@@ -140,8 +140,8 @@ def unfit(level: Level) -> str:
             "varies; set eval.repeats=3 and keep other work off it"
         )
     # More than one token's time per accepted draft: no head can do that.
-    if level.changes[THROUGHPUT.key].low > level.acceptance_length - 1:
-        noise = f"gains more than its acceptance length of {level.acceptance_length:.2f} allows"
+    if level.changes[THROUGHPUT.key].low > level.length_of_all - 1:
+        noise = f"gains more than its acceptance length of {level.length_of_all:.2f} allows"
         return f"{noise}, so the machine was not the same for both"
     return ""
 

@@ -25,6 +25,7 @@ import torch
 from drafthead.artifacts import ArtifactError, begin, describe_difference, finish, made_by, read_json
 from drafthead.config import Recipe
 from drafthead.config.evaluation import SEED
+from drafthead.data.responses import repeated_share
 from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, run_load, warm_up
 from drafthead.engine.offline import on_cpu
 from drafthead.engine.server import Server, ServerError, running_server, server_capacity
@@ -154,6 +155,7 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
     name = f"{index:02d}-{run.name}"
     runs: list[dict[str, Any]] = []
     requests: list[dict[str, Any]] = []
+    tokens_of = partial(load_tokenizer(recipe).encode, add_special_tokens=False)
     with _server(recipe, run, directory / "logs" / f"{name}.server.log") as server:
         # Prompts of the end of the list: the levels start at its beginning.
         longest = max((prompts[level] for level in run.levels), key=len)
@@ -166,7 +168,8 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
             runs.append(key | result.summary(level.load) | of_server | counters)
             for times in result.requests:
                 raw = {name: value for name, value in vars(times).items() if name not in ("id", "latency_s")}
-                requests.append(key | {"prompt_id": times.id} | raw | times.metrics)
+                derived = {"prompt_id": times.id, "repeated": repeated_share(tokens_of(times.text))}
+                requests.append(key | derived | raw | times.metrics)
     # The file of runs is written last: it marks the server as measured.
     for kind, columns, rows in (("requests", REQUEST_COLUMNS, requests), ("runs", RUN_COLUMNS, runs)):
         assert set(rows[0]) == set(columns), f"undescribed columns: {set(rows[0]) ^ set(columns)}"
@@ -178,7 +181,9 @@ def _server(recipe: Recipe, run: ServerRun, log_path: Path) -> AbstractContextMa
         return nullcontext(endpoint_server(next(e for e in recipe.eval.endpoints if e.name == run.method)))
     sized = recipe.changed("engine", tensor_parallel_size=run.tensor_parallel)
     speculative = speculative_config(recipe, run.method, run.k)
-    return running_server(sized, log_path, speculative=speculative, extra_args=run.flags)
+    # vLLM refuses the option without speculation.
+    by_step = ("--per-request-spec-decode-metrics", "detailed") if speculative else ()
+    return running_server(sized, log_path, speculative=speculative, extra_args=(*run.flags, *by_step))
 
 
 def _run_level(server: Server, run: ServerRun, level: Level, prompts: list[LoadRequest]) -> tuple[LoadResult, Counted]:

@@ -126,7 +126,7 @@ def serving_pictures(levels: Sequence[Level], prefix: str = "", measures: Sequen
                 for spare in grid[len(measures) :]:
                     spare.remove()
                 figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-        drafted = [level for level in own if not np.isnan(level.acceptance_length)]
+        drafted = [level for level in own if not np.isnan(level.acceptance_length.value)]
         if any(len({level.K for level in same}) > 1 for same in grouped(drafted, "method").values()):
             caption = f"Acceptance length over draft length under load, {workload} prompts; the band spans the loads."
             with _picture(found, f"{prefix}acceptance-k-{index}", caption) as figure:
@@ -159,7 +159,8 @@ def _over_draft_length(axes: Axes, levels: Sequence[Level]) -> None:
     """Mean over the loads, in a band from the least to the most."""
     colours = _colours([level.method for level in levels])
     for (method,), own in grouped(levels, "method").items():
-        lengths = {K: [level.acceptance_length for level in same] for (K,), same in sorted(grouped(own, "K").items())}
+        by_K = sorted(grouped(own, "K").items())
+        lengths = {K: [level.acceptance_length.value for level in same] for (K,), same in by_K}
         least, mean, most = np.array([(min(same), np.mean(same), max(same)) for same in lengths.values()]).T
         axes.plot(list(lengths), mean, "o-", color=colours[method], label=NAMES[method])
         axes.fill_between(list(lengths), least, most, color=colours[method], alpha=0.2)

@@ -11,9 +11,14 @@ from drafthead.evaluation.measuring.plan import Plan, is_conversations
 from drafthead.evaluation.measuring.presets import Preset
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, length_cell, note, number, table
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, cost_per_million, geometric_means, grouped
-from drafthead.evaluation.results.summary import FIRST_BIN, AcceptanceSummary, MethodAcceptance, counted
+from drafthead.evaluation.results.summary import (
+    FIRST_BIN,
+    AcceptanceSummary,
+    MethodAcceptance,
+    PlaceAcceptance,
+)
 from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN, NAMES
-from drafthead.statistics import FEWEST_PROMPTS, acceptance_length
+from drafthead.statistics import FEWEST_PROMPTS, acceptance_length, acceptance_length_interval
 
 _HARDLY = 1.1  # tokens a round
 _TONES: dict[int, Tone] = {1: "better", 0: "unresolved", -1: "worse"}
@@ -66,7 +71,7 @@ def conditions_table(entries: Sequence[MethodAcceptance], before: str = "") -> T
     return table("Acceptance length", rows, before + note("conditions"))
 
 
-def places_table(summary: AcceptanceSummary) -> Table | None:
+def places_table(places: Sequence[PlaceAcceptance]) -> Table | None:
     """Acceptance by length of the prompt, and by place in response and text; None where no method always drafts."""
     rows = [
         {
@@ -77,7 +82,7 @@ def places_table(summary: AcceptanceSummary) -> Table | None:
             "Prompts": at.prompts,
             "Acceptance length": length_cell(at.length, at.prompts),
         }
-        for at in summary.places
+        for at in places
     ]
     return table("Acceptance by position", rows, note("places")) if rows else None
 
@@ -127,7 +132,7 @@ def brief_table(levels: Sequence[Level], decisions: dict[tuple[str, str, int, in
             "Output tok/s": _both(level.values[THROUGHPUT.key], ".1f"),
             "Change (%)": change_cell(level.changes[THROUGHPUT.key], level.reached),
             "Median latency (%)": change_cell(level.changes["e2e_p50"], level.reached),
-            "Acceptance length": _length(level),
+            "Acceptance length": length_cell(level.acceptance_length.value, len(level.paired)),
         }
         if decisions is not None:
             at = (level.workload, level.method, level.K, level.concurrency)
@@ -177,17 +182,20 @@ def cost_table(levels: Sequence[Level], price: float) -> Table:
     return table("Cost per 1M output tokens and per request", rows, note("cost", price=price))
 
 
-def acceptance_under_load(runs: pd.DataFrame) -> Table | None:
-    """Acceptance by workload, method and K from the servers' counters; None where nothing meaningful was drafted."""
-    drafted = runs[(runs["drafts"] > 0) & ~runs["throughput_only"].astype(bool)]
+def acceptance_under_load(requests: pd.DataFrame) -> Table | None:
+    """Acceptance by workload, method and K; None where nothing meaningful was drafted, or no server says."""
     rows: list[dict[str, Any]] = []
+    drafted = requests[requests["drafts"] > 0]
     for (workload, method, K), own in drafted.groupby(["workload", "method", "k"], sort=False):
         by_load = [acceptance_length(level["drafts"], level["accepted"]) for _, level in own.groupby("load")]
-        rate, by_position, _ = counted(own, int(own["k"].iloc[0]))
-        row = {"Workload": workload, "Method": NAMES[str(method)], "K": K, "Rate (%)": number(100 * rate)}
-        row["Length"] = length_cell(acceptance_length(own["drafts"], own["accepted"]), int(own["requests"].max()))
+        by_prompt = own.groupby("prompt_id")[["drafts", "accepted"]].sum()
+        steps = np.concatenate([*own["accepted_by_step"]])
+        row = {"Workload": workload, "Method": NAMES[str(method)], "K": K, "Prompts": len(by_prompt)}
+        row["Length"] = length_cell(
+            acceptance_length_interval(by_prompt["drafts"], by_prompt["accepted"]), len(by_prompt)
+        )
         row["Least to most over loads"] = Cell(f"{min(by_load):.2f} – {max(by_load):.2f}")
-        rows.append(row | {f"Position {i} (%)": number(100 * share) for i, share in enumerate(by_position, 1)})
+        rows.append(row | {f"Position {i + 1} (%)": number(100 * np.mean(steps > i)) for i in range(own["k"].iloc[0])})
     return table("Acceptance under load", rows, note("under load", loops=note("loops"))) if rows else None
 
 

@@ -32,7 +32,7 @@ from drafthead.evaluation.reporting.figures import Picture, acceptance_pictures,
 from drafthead.evaluation.reporting.published import published_table
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, length_cell, note, print_table, table
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, summarise_serving
-from drafthead.evaluation.results.summary import AcceptanceSummary
+from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_places
 from drafthead.evaluation.workload import NAMES
 from drafthead.files import atomic_path, in_markdown
 
@@ -100,13 +100,13 @@ def _section(title: str, tables: Sequence[Table | None], pictures: Sequence[Pict
 
 
 def _served(
-    title: str, levels: list[Level], runs: pd.DataFrame, price: float | None, *, only_reached: bool = True
+    title: str, levels: list[Level], requests: pd.DataFrame, price: float | None, *, only_reached: bool = True
 ) -> list[Table | None]:
     return [
         measured.levels_table(title, levels),
         measured.means_table(levels, only_reached=only_reached),
         measured.cost_table(levels, price) if price else None,
-        measured.acceptance_under_load(runs),
+        measured.acceptance_under_load(requests),
     ]
 
 
@@ -117,13 +117,13 @@ def build_report(recipe: Recipe, analysis: Analysis) -> Report:
     """Everything the templates need."""
     levels, runs, price = analysis.levels, analysis.rows.runs, recipe.eval.price_per_gpu_hour
     matrices = measured.matrix_tables(levels)
-    served = _served("Every load: same prompts as the baseline", levels, runs, price)
+    served = _served("Every load: same prompts as the baseline", levels, analysis.rows.requests, price)
     summary = analysis.acceptance
     sections = [
         _section("Workloads", [workloads_table(analysis), *matrices] if matrices else []),
         _section(
             "Acceptance",
-            [measured.acceptance_table(summary), measured.places_table(summary)],
+            [measured.acceptance_table(summary), measured.places_table(summary.places)],
             acceptance_pictures(summary),
         ),
         _section("Serving", [*served, measured.memory_table(runs)], serving_pictures(levels)),
@@ -267,7 +267,9 @@ def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: Servin
         if not levels:  # all of its methods failed
             continue
         every += levels
-        tables = _served(sweep.title, levels, own.runs, price, only_reached=False)
+        tables = _served(sweep.title, levels, own.requests, price, only_reached=False)
+        places = summarise_places(own.requests.rename(columns={"output_tokens": "num_tokens"}))
+        tables += [measured.places_table([*places])]
         tables += measured.matrix_tables(levels) if len({level.load for level in levels}) > 1 else []
         sections.append(_section(sweep.title, tables, serving_pictures(levels, f"table-{index}-", measures)))
     whole = [

@@ -13,10 +13,11 @@ import numpy as np
 import pandas as pd
 from scipy.stats import gmean
 
+from drafthead.data.responses import LOOP_LIMIT
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, read_rows
 from drafthead.evaluation.comparison import across_blocks, statistic_change, throughput_change
 from drafthead.evaluation.workload import BASELINE
-from drafthead.statistics import Array, Change, acceptance_length, ratio_of_sums
+from drafthead.statistics import Array, Change, Interval, acceptance_length, acceptance_length_interval, ratio_of_sums
 
 _KEYS = ["workload", "load", "concurrency"]
 
@@ -42,7 +43,8 @@ def completed(requests: pd.DataFrame, runs: pd.DataFrame) -> ServingRows:
     """The rows with `workload` naming temperature and GPUs where they are not 0 and 1, and `prompts_of` without.
 
     Those of a server that failed in one of the blocks are left out: half of an ABBA design has the machine's drift in
-    it.
+    it. `accepted_by_step` is emptied where acceptance means little: on random tokens, and where the baseline's response
+    to that prompt under that load loops.
     """
     labelled, blocks = [], runs["block"].nunique()
     for rows in (requests, runs):
@@ -52,6 +54,12 @@ def completed(requests: pd.DataFrame, runs: pd.DataFrame) -> ServingRows:
         named = rows.assign(prompts_of=rows["workload"], workload=names, total_tokens=total)
         labelled.append(named)
     requests, runs = labelled
+    prompts = requests.set_index(["workload", "load", "prompt_id"]).index
+    looping = prompts[(requests["method"] == BASELINE) & (requests["repeated"] > LOOP_LIMIT)]
+    meaningless = prompts.isin(looping) | requests["throughput_only"].to_numpy(bool)
+    steps = zip(meaningless, requests["accepted_by_step"], strict=True)
+    requests["accepted_by_step"] = [[] if left_out else [*accepted] for left_out, accepted in steps]
+    requests["drafts"], requests["accepted"] = (requests["accepted_by_step"].map(of) for of in (len, sum))
     requests["itl_answer_s"] = (requests["e2e_s"] - requests["ttfot_s"]) / (requests["output_tokens"] - 1)
     runs["running"] = runs["running"].fillna(runs["achieved"])  # of a server that does not say
     runs["responses"] = runs["requests"] - runs["failed"]
@@ -138,10 +146,12 @@ class Level:
         values: measure -> (baseline, method), in SI units.
         changes: measure -> relative change, positive = better; with several blocks, what they differ by is in it.
         by_block: measure -> the change in each block alone, as a fraction.
-        acceptance_length: under this load, from the server's counters; NaN without drafts or on random tokens.
+        acceptance_length: under this load, over the prompts of `paired` less those where it means little (`completed`);
+            NaN without drafts or where the server does not say.
+        length_of_all: of every response, from the server's counters.
         paired: one row per prompt answered without error in both methods of every block, in the order of sending:
-            output_tokens, share_s and, as a list over blocks, the times of the baseline (suffix _base) and the method
-            (suffix _head).
+            output_tokens, drafts, accepted, share_s and, as a list over blocks, the times of the baseline (suffix
+            _base) and the method (suffix _head).
         prefix_hits: "none" and the method -> share of prompt tokens found in the prefix cache; NaN: not counted.
         tokens_per_request: output tokens, mean of both methods.
         contradicted: see `drafthead.evaluation.decision.analysis.contradicted`.
@@ -161,7 +171,8 @@ class Level:
     values: dict[str, tuple[float, float]]
     changes: dict[str, Change]
     by_block: dict[str, Array]
-    acceptance_length: float
+    acceptance_length: Interval
+    length_of_all: float
     paired: pd.DataFrame
     prefix_hits: dict[str, float]
     tokens_per_request: float
@@ -275,7 +286,7 @@ def _level(method: str, K: int, measures: Sequence[str], requests: pd.DataFrame,
         else:
             change = statistic_change(*_pair(measure, head, base), measure.statistic, waves=int(first["concurrency"]))
         changes[key] = across_blocks(change, by_block[key])
-    drafts = methods[method] if not runs["throughput_only"].any() else runs[:0]  # random tokens: it means nothing
+    drafted, counted = head[head["drafts"] > 0], methods[method]
     return Level(
         str(first["workload"]), str(first["load"]), int(first["concurrency"]), method, K,
         prompts_of=str(first["prompts_of"]),
@@ -287,7 +298,8 @@ def _level(method: str, K: int, measures: Sequence[str], requests: pd.DataFrame,
         values=values,
         changes=changes,
         by_block=by_block,
-        acceptance_length=acceptance_length(drafts["drafts"], drafts["accepted"]),
+        acceptance_length=acceptance_length_interval(drafted["drafts"], drafted["accepted"]),
+        length_of_all=acceptance_length(counted["drafts"], counted["accepted"]),
         paired=base.join(head, lsuffix="_base", rsuffix="_head"),
         prefix_hits={
             name: float(ratio_of_sums(rows["prefix_hits"], rows["prefix_queries"])) for name, rows in methods.items()
@@ -331,6 +343,8 @@ def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, method: str) -> 
         output_tokens=("output_tokens", "sum"),
         total_tokens=("total_tokens", "sum"),
         responses=("error", "size"),
+        drafts=("drafts", "sum"),
+        accepted=("accepted", "sum"),
         share_s=("share_s", "sum"),
         sent=("start_s", "mean"),
         **times,

@@ -69,7 +69,7 @@ class AcceptanceSummary:
         methods: one entry per method and workload, "all" first.
         identical: method -> share of prompts answered exactly as by the baseline. The second baseline is the noise
             floor. Empty above T = 0.
-        places: of `summarise_places`.
+        places: of `summarise_places`, looping responses left out.
     """
 
     temperature: float
@@ -89,6 +89,7 @@ def summarise_acceptance(rows: pd.DataFrame) -> AcceptanceSummary:
     """Aggregate the rows of `read_acceptance`, which have one condition."""
     baseline = rows[rows["method"] == BASELINE]
     entries = summarise_conditions(rows)
+    kept = baseline["prompt_id"][baseline["repeated"] <= LOOP_LIMIT]
     return AcceptanceSummary(
         temperature=float(baseline["temperature"].iloc[0]),
         prompts=len(baseline),
@@ -96,7 +97,7 @@ def summarise_acceptance(rows: pd.DataFrame) -> AcceptanceSummary:
         ended=float((baseline["finish_reason"] == "stop").mean()),
         methods=[entry for entry in entries if entry.method != BASELINE_AGAIN],
         identical={e.method: e.identical for e in entries if e.category == ALL and e.identical is not None},
-        places=tuple(summarise_places(rows)),
+        places=tuple(summarise_places(rows[rows["prompt_id"].isin(kept)])),
     )
 
 
@@ -112,14 +113,16 @@ class PlaceAcceptance(NamedTuple):
 
 
 def summarise_places(rows: pd.DataFrame) -> Iterator[PlaceAcceptance]:
-    """The main condition's acceptance where it drafts: bins of doubling width, from `first` to twice that.
+    """Acceptance of every method and K where it drafts: bins of doubling width, from `first` to twice that.
 
     Of a method that does not draft at every step, such as n-gram, it is not known where its rounds lie.
+
+    Args:
+        rows: of requests, with columns method, k, prompt_id, prompt_tokens, num_tokens and accepted_by_step.
     """
-    baseline = rows[rows["method"] == BASELINE]
-    kept = rows["prompt_id"].isin(baseline["prompt_id"][baseline["repeated"] <= LOOP_LIMIT]) & (rows["drafts"] > 0)
-    always = 1 + rows["drafts"] + rows["accepted"] >= rows["num_tokens"]
-    for (method, _), own in rows[kept].groupby(["method", "k"], sort=False):
+    rows = rows[rows["accepted_by_step"].map(len) > 0]
+    always = 1 + rows["accepted_by_step"].map(lambda steps: len(steps) + sum(steps)) >= rows["num_tokens"]
+    for (method, _), own in rows.groupby(["method", "k"], sort=False):
         if not always[own.index].all():
             continue
         steps = own[["prompt_id", "prompt_tokens", "accepted_by_step"]].explode("accepted_by_step")
