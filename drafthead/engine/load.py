@@ -327,7 +327,8 @@ async def stream_request(
                     continue
                 now, chunk = time.perf_counter(), json.loads(data)
                 usage = chunk.get("usage") or usage
-                drafts = (chunk.get("metrics") or {}).get("speculative_decoding") or drafts
+                if isinstance(metrics := chunk.get("metrics"), dict):
+                    drafts = metrics.get("speculative_decoding") or drafts
                 error = str(chunk.get("error") or error)[:300]
                 if chunk.get("choices"):
                     pieces.append(chunk["choices"][0].get("text") or "")

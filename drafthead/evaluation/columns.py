@@ -29,11 +29,13 @@ def read_rows(directory: Path, columns: dict[str, str], *patterns: str) -> pd.Da
     Raises:
         ArtifactError: one of the columns is missing, as in rows of an earlier version.
     """
-    found = [pd.read_parquet(path) for pattern in patterns for path in sorted(directory.glob(pattern))]
-    rows = pd.concat(found or [pd.DataFrame()], ignore_index=True)
-    if missing := columns.keys() - set(rows.columns):
+    found = [pd.read_parquet(path) for pattern in patterns for path in sorted(directory.glob(pattern))] or [
+        pd.DataFrame()
+    ]
+    # A measurement of an earlier version may have been continued by this one.
+    if missing := columns.keys() - set.intersection(*(set(rows.columns) for rows in found)):
         raise ArtifactError(
             f"{directory} has no {', '.join(sorted(missing))}: an earlier version measured it. Move it away and "
             f"measure again: python eval/{'acceptance' if columns is ACCEPTANCE_COLUMNS else 'serving'}.py RECIPE"
         )
-    return rows
+    return pd.concat(found, ignore_index=True)

@@ -124,7 +124,7 @@ def _answer(rng: np.random.Generator, method: str, index: int, quality: float | 
 
 
 def request_row(rng: np.random.Generator, method: str, concurrency: int, index: int, speed: float, k: int = 0) -> dict:
-    tokens, looping = 60 + index % 30, index % 16 == 0
+    tokens, looping = 60 + index % 30, index % 20 == 19
     tpot = 0.004 * concurrency**0.5 / speed * rng.lognormal(0, 0.05)
     ttft = 0.02 / speed * rng.lognormal(0, 0.05)
     return dict.fromkeys(REQUEST_COLUMNS, 0) | _level(method, concurrency) | {

@@ -13,7 +13,8 @@ from drafthead.evaluation.decision.analysis import analyse
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN
 from drafthead.evaluation.measuring import acceptance
 from drafthead.evaluation.reporting.report import build_report, print_brief, render, workloads_table, write_pages
-from drafthead.evaluation.results.summary import summarise_acceptance
+from drafthead.evaluation.results.levels import completed, summarise_serving
+from drafthead.evaluation.results.summary import summarise_acceptance, summarise_places
 from tests.evaluation.rows import LENGTHS, POSITIONS, K, slower, write_results
 from tests.recipes import tiny_recipe
 from tests.scripts import run_here
@@ -74,12 +75,31 @@ def test_acceptance_under_load_leaves_looping_prompts_out(report):
     """As acceptance offline does; in the rows every draft of a loop is accepted."""
     tables = {t.title: t for section in report.sections for t in section.tables}
     pooled = dict(zip(tables["Acceptance under load"].frame, tables["Acceptance under load"].rows[0], strict=True))
-    assert pooled["Prompts"].text == "150"  # of 160
+    assert pooled["Prompts"].text == "152"  # of 160
     assert pooled["Length"].text == f"{LENGTHS[K]:.2f} [{LENGTHS[K]:.2f}, {LENGTHS[K]:.2f}]"
     assert [pooled[f"Position {i} (%)"].text for i in (1, 2, 3)] == [f"{100 * share:.1f}" for share in POSITIONS]
     wide = tables["Every load: same prompts as the baseline"]
     lengths = {dict(zip(wide.frame, row, strict=True))["Acceptance length"].text for row in wide.rows}
     assert lengths == {"–", pooled["Length"].text}
+
+
+def test_a_prompt_that_loops_under_one_load_counts_under_the_others(analysis):
+    """And its speed counts under all; a response without a draft at every step has no place."""
+    requests, runs = analysis.rows
+    baseline, first = requests["method"] == "none", requests["prompt_id"] == "p000"
+    requests = requests.assign(repeated=requests["repeated"].mask(baseline & first & (requests["load"] == "c1"), 0.5))
+    again = completed(requests, runs.assign(workload=runs["prompts_of"]))
+    drafts = again.requests[(again.requests["method"] == "eagle3") & first].set_index("load")["drafts"]
+    assert drafts.eq(0).to_dict() == {load: load == "c1" for load in drafts.index}
+    assert len(drafts) > 2
+    before, after = (next(x for x in summarise_serving(rows) if x.load == "c1") for rows in (analysis.rows, again))
+    assert before.values == after.values
+    assert before.length_of_all == after.length_of_all
+    head = requests[requests["method"] == "eagle3"].rename(columns={"output_tokens": "num_tokens"})
+    preempted = head.assign(num_tokens=head["num_tokens"].mask(head["prompt_id"] == "p001", 500))
+    whole, without = ({at.prompts for at in summarise_places(rows)} for rows in (head, preempted))
+    assert max(without) == max(whole) - 1
+    assert not [*summarise_places(head.assign(num_tokens=500))]
 
 
 def test_other_peoples_words_are_no_markup(recipe, analysis):

@@ -141,7 +141,7 @@ def unfit(level: Level) -> str:
         )
     # More than one token's time per accepted draft: no head can do that.
     if level.changes[THROUGHPUT.key].low > level.length_of_all - 1:
-        noise = f"gains more than its acceptance length of {level.length_of_all:.2f} allows"
+        noise = f"gains more than its acceptance length of {level.length_of_all:.2f} over all responses allows"
         return f"{noise}, so the machine was not the same for both"
     return ""
 

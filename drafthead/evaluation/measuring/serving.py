@@ -155,7 +155,6 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
     name = f"{index:02d}-{run.name}"
     runs: list[dict[str, Any]] = []
     requests: list[dict[str, Any]] = []
-    tokens_of = partial(load_tokenizer(recipe).encode, add_special_tokens=False)
     with _server(recipe, run, directory / "logs" / f"{name}.server.log") as server:
         # Prompts of the end of the list: the levels start at its beginning.
         longest = max((prompts[level] for level in run.levels), key=len)
@@ -168,8 +167,10 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
             runs.append(key | result.summary(level.load) | of_server | counters)
             for times in result.requests:
                 raw = {name: value for name, value in vars(times).items() if name not in ("id", "latency_s")}
-                derived = {"prompt_id": times.id, "repeated": repeated_share(tokens_of(times.text))}
-                requests.append(key | derived | raw | times.metrics)
+                requests.append(key | {"prompt_id": times.id} | raw | times.metrics)
+    tokens_of = partial(load_tokenizer(recipe).encode, add_special_tokens=False)
+    for request in requests:
+        request["repeated"] = repeated_share(tokens_of(request["text"]))
     # The file of runs is written last: it marks the server as measured.
     for kind, columns, rows in (("requests", REQUEST_COLUMNS, requests), ("runs", RUN_COLUMNS, runs)):
         assert set(rows[0]) == set(columns), f"undescribed columns: {set(rows[0]) ^ set(columns)}"

@@ -95,8 +95,9 @@ def _which(level: Level) -> dict[str, Any]:
     return {"Workload": level.workload, "Load": level.load_name, "Method": method}
 
 
-def _length(level: Level) -> Cell:
-    return length_cell(level.acceptance_length, len(level.paired))
+def _length(level: Level, *, bounds: bool = True) -> Cell:
+    length = level.acceptance_length if bounds else level.acceptance_length.value
+    return length_cell(length, int((level.paired["drafts_head"] > 0).sum()))
 
 
 def levels_table(title: str, levels: Sequence[Level]) -> Table:
@@ -132,7 +133,7 @@ def brief_table(levels: Sequence[Level], decisions: dict[tuple[str, str, int, in
             "Output tok/s": _both(level.values[THROUGHPUT.key], ".1f"),
             "Change (%)": change_cell(level.changes[THROUGHPUT.key], level.reached),
             "Median latency (%)": change_cell(level.changes["e2e_p50"], level.reached),
-            "Acceptance length": length_cell(level.acceptance_length.value, len(level.paired)),
+            "Acceptance length": _length(level, bounds=False),
         }
         if decisions is not None:
             at = (level.workload, level.method, level.K, level.concurrency)
@@ -195,7 +196,9 @@ def acceptance_under_load(requests: pd.DataFrame) -> Table | None:
             acceptance_length_interval(by_prompt["drafts"], by_prompt["accepted"]), len(by_prompt)
         )
         row["Least to most over loads"] = Cell(f"{min(by_load):.2f} – {max(by_load):.2f}")
-        rows.append(row | {f"Position {i + 1} (%)": number(100 * np.mean(steps > i)) for i in range(own["k"].iloc[0])})
+        rows.append(
+            row | {f"Position {i + 1} (%)": number(100 * np.mean(steps > i)) for i in range(max(K, steps.max()))}
+        )
     return table("Acceptance under load", rows, note("under load", loops=note("loops"))) if rows else None
 
 

@@ -58,8 +58,8 @@ def completed(requests: pd.DataFrame, runs: pd.DataFrame) -> ServingRows:
     looping = prompts[(requests["method"] == BASELINE) & (requests["repeated"] > LOOP_LIMIT)]
     meaningless = prompts.isin(looping) | requests["throughput_only"].to_numpy(bool)
     steps = zip(meaningless, requests["accepted_by_step"], strict=True)
-    requests["accepted_by_step"] = [[] if left_out else [*accepted] for left_out, accepted in steps]
-    requests["drafts"], requests["accepted"] = (requests["accepted_by_step"].map(of) for of in (len, sum))
+    requests["accepted_by_step"] = [[] if left_out else accepted for left_out, accepted in steps]
+    requests["drafts"], requests["accepted"] = (requests["accepted_by_step"].map(of) for of in (len, np.sum))
     requests["itl_answer_s"] = (requests["e2e_s"] - requests["ttfot_s"]) / (requests["output_tokens"] - 1)
     runs["running"] = runs["running"].fillna(runs["achieved"])  # of a server that does not say
     runs["responses"] = runs["requests"] - runs["failed"]

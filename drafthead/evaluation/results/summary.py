@@ -19,6 +19,7 @@ from drafthead.statistics import (
     ratio_of_sums,
 )
 
+_MOST = 0.5  # of a method's responses with a draft at every step: it is one that always drafts
 FIRST_BIN = 64  # tokens; the bins after it are 64 to 127, 128 to 255, and so on
 
 
@@ -115,15 +116,17 @@ class PlaceAcceptance(NamedTuple):
 def summarise_places(rows: pd.DataFrame) -> Iterator[PlaceAcceptance]:
     """Acceptance of every method and K where it drafts: bins of doubling width, from `first` to twice that.
 
-    Of a method that does not draft at every step, such as n-gram, it is not known where its rounds lie.
+    Of a method that does not draft at every step, such as n-gram, it is not known where its rounds lie; neither of a
+    response whose request the engine preempted.
 
     Args:
         rows: of requests, with columns method, k, prompt_id, prompt_tokens, num_tokens and accepted_by_step.
     """
     rows = rows[rows["accepted_by_step"].map(len) > 0]
-    always = 1 + rows["accepted_by_step"].map(lambda steps: len(steps) + sum(steps)) >= rows["num_tokens"]
-    for (method, _), own in rows.groupby(["method", "k"], sort=False):
-        if not always[own.index].all():
+    always = 1 + rows["accepted_by_step"].map(lambda steps: len(steps) + np.sum(steps)) >= rows["num_tokens"]
+    for (method, _), drafted in rows.groupby(["method", "k"], sort=False):
+        own = drafted[always[drafted.index]]
+        if len(own) < _MOST * len(drafted):
             continue
         steps = own[["prompt_id", "prompt_tokens", "accepted_by_step"]].explode("accepted_by_step")
         steps["accepted"] = steps.pop("accepted_by_step").astype(int)
