@@ -25,7 +25,7 @@ import pandas as pd
 import yaml
 from pydantic import TypeAdapter
 
-from drafthead.artifacts import MANIFEST, digest, require
+from drafthead.artifacts import MANIFEST, digest, read_manifest, require
 from drafthead.cli import recipe_from_command_line, run_recipe, run_script
 from drafthead.config import Recipe, load_recipe
 from drafthead.data.store import StateStore
@@ -38,7 +38,6 @@ from drafthead.evaluation.reporting.tables import print_table
 from drafthead.exporting.check import choose_documents, replayed_rounds
 from drafthead.files import foreign
 from drafthead.target.pieces import load_target_spec
-from drafthead.training.metrics import METRICS
 
 Variants = dict[str, list[str]]  # overrides of the recipe by name
 HEADS: Variants = {
@@ -185,7 +184,7 @@ def measured(contestant: Contestant, recipe: Recipe, arguments: list[str], lengt
         run_script("eval/acceptance.py", [*arguments, "--no-tables"])
         rows.append(served_rows(recipe))
     parameters = require(recipe.head_dir, "head", "python export/head.py RECIPE")["counts"]["parameters"]
-    seconds = pd.read_json(recipe.run_dir / METRICS, lines=True)["step_seconds"].sum()
+    seconds = read_manifest(recipe.run_dir)["counts"]["train_seconds"]
     which: dict[str, Any] = {"kind": contestant.kind, "layers": contestant.layers, "seed": contestant.seed}
     which |= {"control": contestant.control, "parameters": parameters, "seconds": seconds}
     found = pd.concat(rows, ignore_index=True).assign(**which)

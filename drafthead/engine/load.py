@@ -276,8 +276,9 @@ async def _send_all(
     headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
     timeout = aiohttp.ClientTimeout(total=_LONGEST_S)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S)
-    options_of_session: Any = {"headers": headers, "timeout": timeout, "connector": connector}
-    async with aiohttp.ClientSession(server.base_url, read_bufsize=_LINE_BYTES, **options_of_session) as session:
+    async with aiohttp.ClientSession(
+        server.base_url, headers=headers, timeout=timeout, connector=connector, read_bufsize=_LINE_BYTES
+    ) as session:
         begun = time.perf_counter()
 
         async def send(request: LoadRequest, due_s: float) -> RequestTimes:

@@ -29,9 +29,8 @@ def read_rows(directory: Path, columns: dict[str, str], *patterns: str) -> pd.Da
     Raises:
         ArtifactError: one of the columns is missing, as in rows of an earlier version.
     """
-    found = [pd.read_parquet(path) for pattern in patterns for path in sorted(directory.glob(pattern))] or [
-        pd.DataFrame()
-    ]
+    paths = [path for pattern in patterns for path in sorted(directory.glob(pattern))]
+    found = [pd.read_parquet(path) for path in paths] or [pd.DataFrame()]
     # A measurement of an earlier version may have been continued by this one.
     if missing := columns.keys() - set.intersection(*(set(rows.columns) for rows in found)):
         raise ArtifactError(

@@ -31,6 +31,8 @@ CHANGES = [  # page, how a line of its table begins, target, head, over which ot
     (QUALITY, "| second, 200 others", "second, other prompts", "recipe", "features"),
     (QUALITY, "| AdamW alone", "second", "adamw", "recipe"),
     (QUALITY, "| packs_4096: half as many steps", "second", "packs_4096", "recipe"),
+    (QUALITY, "| cosine | 0, 1, 2 | 357", "second", "cosine", "recipe"),
+    (QUALITY, "| steps_08: 0.8^k | 0, 1, 2 | 354", "second", "steps_08", "recipe"),
     *(
         (PEERS, "| second, speculators with prompts |", "second", head, "speculators 0.9.0, prompts")
         for head in ("recipe", "features", "prompt_quarter", "adamw")
@@ -51,6 +53,8 @@ LENGTHS = [
     ),
     (QUALITY, "| AdamW alone", "second", "adamw"),
     (QUALITY, "| packs_4096: half as many steps", "second", "packs_4096"),
+    (QUALITY, "| cosine | 0, 1, 2 | 357", "second", "cosine"),
+    (QUALITY, "| steps_08: 0.8^k | 0, 1, 2 | 354", "second", "steps_08"),
     (PEERS, "| **embedded, the recipe**", "embedded", "recipe"),
     (PEERS, "| **second, the recipe**", "second", "recipe"),
     (PEERS, "| embedded, SpecForge 0.2.0 same", "embedded", "SpecForge 0.2.0"),

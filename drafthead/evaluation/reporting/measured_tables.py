@@ -11,12 +11,7 @@ from drafthead.evaluation.measuring.plan import Plan, is_conversations
 from drafthead.evaluation.measuring.presets import Preset
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, length_cell, note, number, table
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, cost_per_million, geometric_means, grouped
-from drafthead.evaluation.results.summary import (
-    FIRST_BIN,
-    AcceptanceSummary,
-    MethodAcceptance,
-    PlaceAcceptance,
-)
+from drafthead.evaluation.results.summary import FIRST_BIN, AcceptanceSummary, MethodAcceptance, PlaceAcceptance
 from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN, NAMES
 from drafthead.statistics import FEWEST_PROMPTS, acceptance_length, acceptance_length_interval
 
@@ -192,13 +187,11 @@ def acceptance_under_load(requests: pd.DataFrame) -> Table | None:
         by_prompt = own.groupby("prompt_id")[["drafts", "accepted"]].sum()
         steps = np.concatenate([*own["accepted_by_step"]])
         row = {"Workload": workload, "Method": NAMES[str(method)], "K": K, "Prompts": len(by_prompt)}
-        row["Length"] = length_cell(
-            acceptance_length_interval(by_prompt["drafts"], by_prompt["accepted"]), len(by_prompt)
-        )
-        row["Least to most over loads"] = Cell(f"{min(by_load):.2f} – {max(by_load):.2f}")
-        rows.append(
-            row | {f"Position {i + 1} (%)": number(100 * np.mean(steps > i)) for i in range(max(K, steps.max()))}
-        )
+        length = acceptance_length_interval(by_prompt["drafts"], by_prompt["accepted"])
+        row |= {"Length": length_cell(length, len(by_prompt))}
+        row |= {"Least to most over loads": Cell(f"{min(by_load):.2f} – {max(by_load):.2f}")}
+        row |= {f"Position {i + 1} (%)": number(100 * np.mean(steps > i)) for i in range(max(K, steps.max()))}
+        rows.append(row)
     return table("Acceptance under load", rows, note("under load", loops=note("loops"))) if rows else None
 
 
