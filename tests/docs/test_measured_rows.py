@@ -25,14 +25,18 @@ CHANGES = [  # page, how a line of its table begins, target, head, over which ot
     (QUALITY, "| second, **prompt_quarter**", "second", "prompt_quarter", "responses"),
     (QUALITY, "| embedded, **`feature_weight` 0.1**", "embedded", "features", "prompt_quarter"),
     (QUALITY, "| second, **`feature_weight` 0.1**", "second", "features", "prompt_quarter"),
-    (QUALITY, "| embedded, **`temperature` 0.7**", "embedded", "recipe", "features"),
-    (QUALITY, "| second, **`temperature` 0.7**", "second", "recipe", "features"),
-    (QUALITY, "| embedded, 200 others", "embedded, other prompts", "recipe", "features"),
-    (QUALITY, "| second, 200 others", "second, other prompts", "recipe", "features"),
-    (QUALITY, "| AdamW alone", "second", "adamw", "recipe"),
-    (QUALITY, "| packs_4096: half as many steps", "second", "packs_4096", "recipe"),
-    (QUALITY, "| cosine | 0, 1, 2 | 357", "second", "cosine", "recipe"),
-    (QUALITY, "| steps_08: 0.8^k | 0, 1, 2 | 354", "second", "steps_08", "recipe"),
+    (QUALITY, "| embedded, **`temperature` 0.7**", "embedded", "momentum_095", "features"),
+    (QUALITY, "| second, **`temperature` 0.7**", "second", "momentum_095", "features"),
+    (QUALITY, "| embedded, 200 others |", "embedded, other prompts", "momentum_095", "features"),
+    (QUALITY, "| second, 200 others |", "second, other prompts", "momentum_095", "features"),
+    (QUALITY, "| embedded, 200 other prompts, 0.9", "embedded, other prompts", "recipe", "momentum_095"),
+    (QUALITY, "| second, 200 other prompts, 0.9", "second, other prompts", "recipe", "momentum_095"),
+    (QUALITY, "| embedded, **momentum 0.9**", "embedded", "recipe", "momentum_095"),
+    (QUALITY, "| second, **momentum 0.9**", "second", "recipe", "momentum_095"),
+    (QUALITY, "| AdamW alone", "second", "adamw", "momentum_095"),
+    (QUALITY, "| packs_4096: half as many steps", "second", "packs_4096", "momentum_095"),
+    (QUALITY, "| cosine | 0, 1, 2 | 357", "second", "cosine", "momentum_095"),
+    (QUALITY, "| steps_08: 0.8^k | 0, 1, 2 | 354", "second", "steps_08", "momentum_095"),
     *(
         (PEERS, "| second, speculators with prompts |", "second", head, "speculators 0.9.0, prompts")
         for head in ("recipe", "features", "prompt_quarter", "adamw")
@@ -49,8 +53,14 @@ LENGTHS = [
     *(
         (QUALITY, f"| {target}, 200 others", f"{target}, other prompts", head)
         for target in ("embedded", "second")
-        for head in ("features", "recipe")
+        for head in ("features", "momentum_095")
     ),
+    (QUALITY, "| embedded, 200 other prompts, 0.9", "embedded, other prompts", "recipe"),
+    (QUALITY, "| second, 200 other prompts, 0.9", "second, other prompts", "recipe"),
+    (QUALITY, "| embedded, momentum 0.95", "embedded", "momentum_095"),
+    (QUALITY, "| embedded, **momentum 0.9**", "embedded", "recipe"),
+    (QUALITY, "| second, momentum 0.95", "second", "momentum_095"),
+    (QUALITY, "| second, **momentum 0.9**", "second", "recipe"),
     (QUALITY, "| AdamW alone", "second", "adamw"),
     (QUALITY, "| packs_4096: half as many steps", "second", "packs_4096"),
     (QUALITY, "| cosine | 0, 1, 2 | 357", "second", "cosine"),
@@ -122,7 +132,7 @@ def test_changes_are_those_of_the_rows(rows, page, start, target, head, other):
 
 @pytest.mark.parametrize("target", ["embedded", "second"])
 @pytest.mark.parametrize(
-    ("head", "other"), [("prompt_quarter", "responses"), ("features", "prompt_quarter"), ("recipe", "features")]
+    ("head", "other"), [("prompt_quarter", "responses"), ("features", "prompt_quarter"), ("momentum_095", "features")]
 )
 def test_changes_of_sampled_responses_are_those_of_the_rows(all_rows, target, head, other):
     sampled, page = all_rows[all_rows["temperature"] == 0.7], plain(QUALITY.read_text())
