@@ -21,7 +21,7 @@ from drafthead.drafters.layers import Projection
 
 MAX_GRAD_NORM = 1.0
 _BETAS = (0.9, 0.95)
-_MOMENTUM = 0.9  # of Muon; its usual 0.95 loses 1 to 3 % of acceptance length in 500 steps: docs/quality.md
+_MOMENTUM = 0.9  # of Muon; its usual 0.95 loses 1 to 4 % of acceptance length in 500 steps: docs/quality.md
 _WARMUP = 0.03  # of the steps
 
 

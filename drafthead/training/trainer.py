@@ -87,7 +87,7 @@ def train(recipe: Recipe) -> Path:
     trainer.fit(log)
     if trainer.main:
         state = trainer.state
-        counts = {**asdict(state), "total_steps": trainer.total_steps, "train_seconds": round(log.seconds(), 1)}
+        counts = {**asdict(state), "total_steps": trainer.total_steps, "train_seconds": log.seconds()}
         locks.let_go(recipe.states_dir("train"), PROGRESS_LOCK)  # first: a finished run is not looked at again
         artifacts.finish(recipe.run_dir, counts)
         best, last = state.best_acceptance_length, state.acceptance_length

@@ -132,7 +132,13 @@ def test_changes_are_those_of_the_rows(rows, page, start, target, head, other):
 
 @pytest.mark.parametrize("target", ["embedded", "second"])
 @pytest.mark.parametrize(
-    ("head", "other"), [("prompt_quarter", "responses"), ("features", "prompt_quarter"), ("momentum_095", "features")]
+    ("head", "other"),
+    [
+        ("prompt_quarter", "responses"),
+        ("features", "prompt_quarter"),
+        ("momentum_095", "features"),
+        ("recipe", "momentum_095"),
+    ],
 )
 def test_changes_of_sampled_responses_are_those_of_the_rows(all_rows, target, head, other):
     sampled, page = all_rows[all_rows["temperature"] == 0.7], plain(QUALITY.read_text())
