@@ -98,3 +98,15 @@ def test_no_request_is_lost_on_a_connection_that_the_server_gives_up():
         load = LoadConfig(request_rate=0.5, burstiness=1000)
         result = run_load(Server(url, "m", ""), [LoadRequest(n, [1, 2]) for n in "ab"], load=load, max_tokens=4)
     assert [request.error for request in result.requests] == ["", ""]
+
+
+def test_a_long_response_says_of_every_step_what_was_accepted():
+    """In one line, longer than aiohttp reads by itself; without drafts there is none."""
+    steps = [1, 0, 3] * 100_000
+    told = json.dumps({"metrics": {"speculative_decoding": {"per_step_accepted": steps}}})
+    pages = [b"".join([*_texts("a"), last, USAGE, DONE]).decode() for last in (f"data: {told}\n\n".encode(), b"")]
+    for page, expected in zip(pages, (steps, []), strict=True):
+        with replying(lambda page=page: page) as url:
+            load = LoadConfig(concurrency=1)
+            (request,) = run_load(Server(url, "m", ""), [LoadRequest("p", [1])], load=load, max_tokens=4).requests
+        assert (request.error, request.accepted_by_step) == ("", expected)

@@ -1,7 +1,8 @@
-"""Synthetic measurements: the Parquet rows of an evaluation without an engine, with a known outcome."""
+"""Rows of evaluations: made up without an engine, with a known outcome, and read from those of real servers."""
 
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pandas as pd
 from drafthead.artifacts import MANIFEST, begin, finish, read_json, reference
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
-from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS, REQUEST_COLUMNS, RUN_COLUMNS
+from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS, REQUEST_COLUMNS, RUN_COLUMNS, read_rows
 from drafthead.evaluation.measuring.plan import served_recipe
 from drafthead.evaluation.results.levels import ServingRows, read_serving
 
@@ -70,6 +71,18 @@ def served(recipe: Recipe, **options: Any) -> ServingRows:
     """Rows of serving as they are read; the options of `write_results`."""
     write_results(recipe, **options)
     return read_serving(recipe.results_dir / "serving")
+
+
+def counted(directory: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Requests and runs of real servers, whose requests say of their drafts in sum what the servers counted."""
+    kinds = {"requests": REQUEST_COLUMNS, "runs": RUN_COLUMNS}
+    requests, runs = (read_rows(directory, columns, f"{kind}-*.parquet") for kind, columns in kinds.items())
+    level = ["method", "k", "block", "workload", "temperature", "load"]
+    of_servers = runs[runs["k"] > 0].set_index(level)[["drafts", "accepted"]]
+    steps = requests.set_index(level)["accepted_by_step"].explode().dropna().groupby(level).agg(["size", "sum"])
+    assert of_servers["drafts"].sum() > 0
+    assert (steps.reindex(of_servers.index, fill_value=0) == of_servers.to_numpy()).all(None)
+    return requests, runs
 
 
 def each(rows: ServingRows, change: Callable[[pd.DataFrame], pd.DataFrame]) -> ServingRows:

@@ -15,6 +15,7 @@ from drafthead.evaluation.measuring import acceptance
 from drafthead.evaluation.reporting.report import build_report, print_brief, render, workloads_table, write_pages
 from drafthead.evaluation.results.levels import completed, summarise_serving
 from drafthead.evaluation.results.summary import summarise_acceptance, summarise_places
+from drafthead.statistics import acceptance_length_interval
 from tests.evaluation.rows import LENGTHS, POSITIONS, K, slower, write_results
 from tests.recipes import tiny_recipe
 from tests.scripts import run_here
@@ -86,6 +87,9 @@ def test_acceptance_under_load_leaves_looping_prompts_out(report):
 def test_a_prompt_that_loops_under_one_load_counts_under_the_others(analysis):
     """And its speed counts under all; a response without a draft at every step has no place."""
     requests, runs = analysis.rows
+    third = (requests["method"] == "eagle3") & (requests["prompt_id"] == "p002")  # accepts nothing
+    steps = [[0] * 60 if bad else own for bad, own in zip(third, requests["accepted_by_step"], strict=True)]
+    requests = requests.assign(accepted_by_step=steps)
     baseline, first = requests["method"] == "none", requests["prompt_id"] == "p000"
     requests = requests.assign(repeated=requests["repeated"].mask(baseline & first & (requests["load"] == "c1"), 0.5))
     again = completed(requests, runs.assign(workload=runs["prompts_of"]))
@@ -95,6 +99,10 @@ def test_a_prompt_that_loops_under_one_load_counts_under_the_others(analysis):
     before, after = (next(x for x in summarise_serving(rows) if x.load == "c1") for rows in (analysis.rows, again))
     assert before.values == after.values
     assert before.length_of_all == after.length_of_all
+    counts = again.requests[(again.requests["method"] == "eagle3") & (again.requests["load"] == "c1") & ~first]
+    by_prompt = counts[counts["drafts"] > 0].groupby("prompt_id")[["drafts", "accepted"]].sum()
+    assert after.acceptance_length == acceptance_length_interval(by_prompt["drafts"], by_prompt["accepted"])
+    assert after.acceptance_length.low < after.acceptance_length.value
     head = requests[requests["method"] == "eagle3"].rename(columns={"output_tokens": "num_tokens"})
     preempted = head.assign(num_tokens=head["num_tokens"].mask(head["prompt_id"] == "p001", 500))
     whole, without = ({at.prompts for at in summarise_places(rows)} for rows in (head, preempted))

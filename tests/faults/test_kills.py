@@ -6,7 +6,7 @@
 
 import pytest
 
-from drafthead.evaluation.columns import REQUEST_COLUMNS, read_rows
+from tests.evaluation.rows import counted
 from tests.faults.harness import Undisturbed, finish, kill_once
 from tests.faults.stages import STAGES
 
@@ -42,7 +42,7 @@ def test_serving_survives_a_kill(campaign, chooser):
     finish(stage, root, *campaign.overrides)
     assert measured.items() <= stage.payload(root).items()
     assert not stage.leftovers(root)
-    rows = read_rows(root / stage.writes[0], REQUEST_COLUMNS, "requests-*.parquet")
+    rows, _ = counted(root / stage.writes[0])
     assert set(rows["method"]) == {"none", "eagle3"}
     of_all = rows[rows["workload"] == "all"]
     assert of_all["prompt_id"].nunique() * 2 == len(of_all) == 16
