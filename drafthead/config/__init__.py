@@ -21,44 +21,6 @@ from drafthead.files import foreign
 
 logger = logging.getLogger(__name__)
 
-_NO_SERVER = "gone: the engine generates itself; --cluster for several GPUs"
-# Keys of earlier recipes, and what is said of each.
-RENAMED = {
-    "target.tap_ids": "this key is now target.aux_layer_ids",
-    "train.start_from": "this key is now train.init_from",
-    "train.num_ttt_steps": "this key is now head.num_ttt_steps",
-    "train.step_weight_decay": "this key is now head.step_weight_decay",
-    "train.compile": "gone: torch.compile did not pay",
-    "train.weight_decay": "gone: weights do not decay",
-    "train.warmup_ratio": "gone: the rate warms up over 3 % of the steps",
-    "train.ema_decay": "gone: averaged weights gained nothing beside a rate that ends at zero (train.decay_ratio)",
-    "train.max_grad_norm": "gone: gradients are clipped to a norm of 1",
-    "responses.on_truncated": "this key is now responses.drop, a list with `truncated` in it",
-    "responses.on_refused": "this key is now responses.drop, a list with `refused` in it",
-    "responses.on_loop": "this key is now responses.drop, a list with `looping` in it",
-    "responses.seed": "this key is now prompts.seed, which prompts and responses share",
-    "responses.refusal_openings": "gone: REFUSALS in drafthead/generation/dialogue.py are the openings",
-    "responses.server_url": _NO_SERVER,
-    "responses.server_model": _NO_SERVER,
-    "export.dtype": "gone: a head is written in target.dtype, in which vLLM runs it. For fp8, add "
-    '"quantization": "fp8" to the speculative config: vLLM quantizes the head when it loads it',
-    "export.max_position_embeddings": "gone: a head has its target's positions",
-    "export.yarn_from": "gone: a head rotates as its target does",
-    "prompts.preset": "this key is now prompts.sources: sharegpt, mlperf-gpt-oss and swe-bench, as in "
-    "configs/gpt-oss-120b.yaml",
-    "eval.traffic.output_tokens_per_day": "gone: the model card gives the device hours of training",
-    "eval.synthetic_acceptance_length": "gone: give a method of eval.methods `extra: {rejection_sample_method: "
-    "synthetic, synthetic_acceptance_length: 3.0}`",
-    "adapt.retention_mib": "gone: captured text is kept up to 4 GiB; lower adapt.rate to keep less",
-    "adapt.requests_per_day": "gone: a head's first requests tell how many there are in a day",
-    "adapt.reference_requests": "gone: a head's first 200 requests are what later ones are compared with",
-    "eval.loads": "gone: an entry of eval.concurrency that is a mapping is such a load",
-    "eval.max_num_seqs": "gone: a server runs engine.max_num_seqs requests at once, or the highest load",
-    "eval.allow_unreached": "gone: raise prompts.max_heldout or lower eval.concurrency",
-    "eval.seed": "gone: it is 0",
-    "engine.kv_cache_space_gib": "this key is now the environment variable VLLM_CPU_KVCACHE_SPACE, in GiB",
-}
-
 
 def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe and apply dotted overrides.
@@ -113,7 +75,7 @@ def _readable(path: Path, error: ValidationError) -> str:
         shown = "" if isinstance(problem["input"], dict) else f" (given: {problem['input']!r})"
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            message, shown = RENAMED.get(key, "unknown key; see drafthead/config/ for the known ones"), ""
+            message, shown = "unknown key; see drafthead/config/ for the known ones", ""
         elif problem["type"].startswith("union_tag"):
             found = problem["ctx"]
             key, shown = "head.type", ""

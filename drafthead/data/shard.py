@@ -16,7 +16,7 @@ shard, S sequences.
     lse              float32  (R,)     log-sum-exp of the target's logits at temperature 1
     sums             int64    (S, C)   checksum of each sequence's part of the C other tensors, by name (see `row_sum`)
 
-The file's metadata is one JSON object: layout, ids (prompt ids of the sequences), aux_layer_ids, num_target_layers,
+The file's metadata is one JSON object: ids (prompt ids of the sequences), aux_layer_ids, num_target_layers,
 format, and index_sha256 over everything that the sums do not cover. So every byte of a shard is compared with what was
 written when it is read; training need not hash terabytes before its first step.
 
@@ -44,7 +44,6 @@ from drafthead.artifacts import ArtifactError, digest
 from drafthead.drafters.batch import dequantise
 from drafthead.files import atomic_path
 
-LAYOUT = 4  # 1: teacher rows for every token; 2: without sums; 3: without index_sha256, one more teacher row
 Format = Literal["bf16", "fp8"]
 FP8 = torch.float8_e4m3fn
 TEACHER_ROWS = ("last_hidden", "argmax", "lse")
@@ -197,7 +196,6 @@ def write_shard(
         columns.append([row_sum(tensors[name][start:stop]) for start, stop in pairwise(ends)])
     tensors["sums"] = torch.tensor(columns, dtype=torch.int64).T.contiguous()
     metadata = {
-        "layout": LAYOUT,
         "ids": [s.id for s in sequences],
         "aux_layer_ids": aux_layer_ids,
         "num_target_layers": num_target_layers,
@@ -248,7 +246,7 @@ class Shard(Sequences):
         harvest: what all shards of a store have in common: aux_layer_ids, format, hidden_size.
 
     Raises:
-        ArtifactError: the file is truncated or not a shard, has another layout, or its index was changed.
+        ArtifactError: the file is truncated or not a shard, or its index was changed.
         FileNotFoundError: it does not exist.
     """
 
@@ -257,12 +255,6 @@ class Shard(Sequences):
         try:
             self._file = safe_open(path, framework="pt")
             metadata = json.loads(self._file.metadata()[_METADATA])
-            layout = metadata.get("layout", 1)
-            if layout != LAYOUT:
-                raise ArtifactError(
-                    f"{path} has layout {layout}, this version reads layout {LAYOUT}; "
-                    f"delete {path.parent} and harvest again"
-                )
             slices = {name: self._file.get_slice(name) for name in sorted(self._file.keys())}
             schema = {name: [str(part[:0].dtype), part.get_shape()] for name, part in slices.items()}
             index = {name: self._file.get_tensor(name).tolist() for name in _INDEX}

@@ -6,7 +6,6 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from drafthead.artifacts import ArtifactError
 from drafthead.files import atomic_path
 
 _MEANING = yaml.safe_load((resources.files("drafthead.evaluation") / "columns.yaml").read_text(encoding="utf-8"))
@@ -23,18 +22,7 @@ def write_rows(rows: pd.DataFrame, path: Path) -> None:
         rows.to_parquet(temporary)
 
 
-def read_rows(directory: Path, columns: dict[str, str], *patterns: str) -> pd.DataFrame:
-    """The rows of all files that match, by pattern and then by name.
-
-    Raises:
-        ArtifactError: one of the columns is missing, as in rows of an earlier version.
-    """
+def read_rows(directory: Path, *patterns: str) -> pd.DataFrame:
+    """The rows of all files that match, by pattern and then by name."""
     paths = [path for pattern in patterns for path in sorted(directory.glob(pattern))]
-    found = [pd.read_parquet(path) for path in paths] or [pd.DataFrame()]
-    # A measurement of an earlier version may have been continued by this one.
-    if missing := columns.keys() - set.intersection(*(set(rows.columns) for rows in found)):
-        raise ArtifactError(
-            f"{directory} has no {', '.join(sorted(missing))}: an earlier version measured it. Move it away and "
-            f"measure again: python eval/{'acceptance' if columns is ACCEPTANCE_COLUMNS else 'serving'}.py RECIPE"
-        )
-    return pd.concat(found, ignore_index=True)
+    return pd.concat(map(pd.read_parquet, paths), ignore_index=True)

@@ -26,7 +26,7 @@ from typing import Any
 from drafthead.artifacts import IDENTITY, begin
 from drafthead.config import Recipe
 from drafthead.data.responses import Response, ResponseRows, loss_mask, read_parts
-from drafthead.data.shard import LAYOUT, open_checked, shard_path
+from drafthead.data.shard import open_checked, shard_path
 from drafthead.engine.running import unwritten
 from drafthead.engine.shard_writer import Text
 from drafthead.files import atomic_path, remove_aside
@@ -130,7 +130,6 @@ def states_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
         "num_layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
         **recipe.states.model_dump(include={"backend", "format", "sequences_per_shard"}),
-        "layout": LAYOUT,
         **{name: value for name in ("one_pass", "prompt_loss") if (value := getattr(recipe.states, name))},
     }
 

@@ -129,7 +129,7 @@ def newest(run_dir: Path) -> tuple[Path, TrainState] | None:
             if not (broken := verify_files(path)):
                 state = read_json(path / STATE_FILE)
                 return path, TrainState(**{**state, "acceptance_per_position": tuple(state["acceptance_per_position"])})
-        except (ArtifactError, FileNotFoundError, TypeError, KeyError) as error:  # or state.json of another version
+        except (ArtifactError, FileNotFoundError) as error:
             broken = [str(error)]
         logger.warning("checkpoint %s is damaged (%s): trying an older one", path.name, ", ".join(broken))
     return None

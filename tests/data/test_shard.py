@@ -1,13 +1,12 @@
 """Shards: what is written is read, fp8 and teacher rows change nothing else, and every changed byte is found."""
 
 import dataclasses
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from drafthead.artifacts import ArtifactError
 from drafthead.data.shard import (
@@ -99,16 +98,6 @@ def test_every_changed_byte_is_found(tmp_path):
         path.write_bytes(changed)
         with pytest.raises(ArtifactError, match="shard-00000"):
             Shard(path).check()
-
-
-@pytest.mark.parametrize("layout", [1, 3])
-def test_an_earlier_layout_is_refused(tmp_path, layout):
-    path = shard_path(tmp_path, 0)
-    write_shard(path, [sequence("a", 4)], num_target_layers=9)
-    old = {"ids": ["a"], "aux_layer_ids": [1, 3], "num_target_layers": 9, **({"layout": layout} if layout > 1 else {})}
-    save_file(load_file(path), path, metadata={"drafthead": json.dumps(old)})
-    with pytest.raises(ArtifactError, match=rf"layout {layout}\b.* layout 4\b"):
-        Shard(path)
 
 
 def test_a_shard_that_will_not_fit_is_not_begun(tmp_path, monkeypatch):

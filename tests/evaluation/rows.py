@@ -64,7 +64,7 @@ def write_results(
                 runs.append(run_row(method, concurrency, rows, k) | extra)
         pd.DataFrame(requests).to_parquet(directory / f"requests-{index:02d}-{method}.parquet")
         pd.DataFrame(runs).to_parquet(directory / f"runs-{index:02d}-{method}.parquet")
-    finish(directory, {"servers": 2, "device": "CPU"})
+    finish(directory, {"servers": 2, "failed": [], "device": "CPU"})
 
 
 def served(recipe: Recipe, **options: Any) -> ServingRows:
@@ -75,8 +75,7 @@ def served(recipe: Recipe, **options: Any) -> ServingRows:
 
 def counted(directory: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Requests and runs of real servers, whose requests say of their drafts in sum what the servers counted."""
-    kinds = {"requests": REQUEST_COLUMNS, "runs": RUN_COLUMNS}
-    requests, runs = (read_rows(directory, columns, f"{kind}-*.parquet") for kind, columns in kinds.items())
+    requests, runs = (read_rows(directory, f"{kind}-*.parquet") for kind in ("requests", "runs"))
     level = ["method", "k", "block", "workload", "temperature", "load"]
     of_servers = runs[runs["k"] > 0].set_index(level)[["drafts", "accepted"]]
     steps = requests.set_index(level)["accepted_by_step"].explode().dropna().groupby(level).agg(["size", "sum"])

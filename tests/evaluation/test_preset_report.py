@@ -14,7 +14,7 @@ from tests.recipes import tiny_recipe
 
 _MANIFEST = {
     "made_by": {"machine": "m", "versions": {"vllm": "0"}, "created": "today", "git_commit": "c"},
-    "counts": {"device": "CPU", "servers": 2},
+    "counts": {"device": "CPU", "servers": 2, "failed": [], "too_long": 0},
 }
 
 

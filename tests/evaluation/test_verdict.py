@@ -9,15 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from drafthead.artifacts import ArtifactError
 from drafthead.config.evaluation import SLOConfig, TrafficConfig
-from drafthead.evaluation.columns import write_rows
 from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, verdicts_of
 from drafthead.evaluation.decision.cost_model import price, speed_samples
 from drafthead.evaluation.decision.variants import compare_variants
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
 from drafthead.evaluation.reporting.measured_tables import brief_table, levels_table, memory_table
-from drafthead.evaluation.results.levels import Level, ServingRows, completed, read_serving, summarise_serving
+from drafthead.evaluation.results.levels import Level, ServingRows, completed, summarise_serving
 from drafthead.evaluation.workload import NAMES, speculative_config
 from drafthead.statistics import Change
 from tests.evaluation.rows import JUDGED, each, served, slower, together
@@ -415,12 +413,6 @@ def test_a_head_that_slows_serving_is_left_out_of_the_command(recipe, rows, leve
     advice = _advice(recipe, rows, slow)
     assert advice.flag == ""
     assert "--speculative-config" not in advice.command
-
-
-def test_rows_of_an_earlier_version_are_refused_by_the_columns_they_lack(tmp_path, rows):
-    write_rows(rows.requests.drop(columns=["k", "workload"]), tmp_path / "requests-00.parquet")
-    with pytest.raises(ArtifactError, match="k, workload.*python eval/serving.py"):
-        read_serving(tmp_path)
 
 
 @pytest.mark.parametrize(("prompts", "decision"), [(15, UNKNOWN), (16, DEPLOY)])

@@ -109,11 +109,6 @@ def steps_at(run_dir: Path, *steps: int) -> list[Path]:
     return paths
 
 
-def other_version(path: Path) -> None:
-    (path / "state.json").write_text('{"stage": 3}')
-    list_files(path)
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -123,7 +118,6 @@ def other_version(path: Path) -> None:
         lambda path: cut_short(path / "manifest.json"),
         lambda path: (path / "manifest.json").write_text("[]"),
         lambda path: (path / "manifest.json").unlink(),
-        other_version,
     ],
 )
 def test_training_resumes_from_the_checkpoint_before_a_damaged_one(tmp_path, caplog, damage: Callable[[Path], object]):

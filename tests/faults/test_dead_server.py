@@ -8,7 +8,7 @@ import pytest
 
 from drafthead.engine.load import LoadRequest, warm_up
 from drafthead.engine.server import Server, ServerError
-from drafthead.evaluation.columns import REQUEST_COLUMNS, read_rows
+from drafthead.evaluation.columns import read_rows
 from tests.faults.harness import finish, log_of, started
 from tests.faults.stages import STAGES
 
@@ -43,7 +43,7 @@ def test_a_server_killed_in_the_middle_of_a_load_costs_that_server_alone(tmp_pat
     }  # fmt: skip
     finish(stage, tmp_path, *overrides)
     assert first.items() <= stage.payload(tmp_path).items()
-    rows = read_rows(tmp_path / stage.writes[0], REQUEST_COLUMNS, "requests-*.parquet")
+    rows = read_rows(tmp_path / stage.writes[0], "requests-*.parquet")
     assert rows[rows["workload"] == "all"].groupby("method").size().to_dict() == {"none": 8, "ngram": 8}
     assert not rows["error"].any()
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from drafthead.artifacts import require
 from drafthead.config import REPO_ROOT, load_recipe
-from drafthead.evaluation.columns import RUN_COLUMNS, read_rows
+from drafthead.evaluation.columns import read_rows
 from drafthead.exporting.check import TOLERANCE
 from tests.pipeline.model_runners import accepted
 from tests.pipeline.small_run import overrides_for
@@ -145,7 +145,7 @@ def test_served_under_load_every_head_has_its_line(compared):
     load = ("eval.concurrency=[2]", "eval.prompts_per_level=8", "eval.workloads=all")
     run_warm(*command, "--heads", "peagle", "dflash", "--serve", *load)
     check_learning_and_serving(recipe_of(root, "peagle"))
-    runs = read_rows(root / "results" / "all-served" / "serving", RUN_COLUMNS, "runs-*.parquet")
+    runs = read_rows(root / "results" / "all-served" / "serving", "runs-*.parquet")
     report = (root / "results" / "all-served" / "report.md").read_text().replace("\\", "")
     lines = [[cell.strip() for cell in line.split("|")] for line in report.splitlines()]
     for kind in ("peagle", "dflash"):

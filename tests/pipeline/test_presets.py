@@ -75,7 +75,7 @@ def test_a_schedule_of_draft_lengths_is_measured_beside_fixed_ones(tiny_run):
     overrides = overrides_for(Path(tiny_run.output_dir), *settings)
     run_ok("eval/draft_lengths.py", *schedule, *overrides, timeout_s=_PATIENCE_S)
     directory = tiny_run.results_dir / "draft-lengths" / "schedule"
-    runs = read_rows(directory, RUN_COLUMNS, "runs-*.parquet").query("workload == 'all'")
+    runs = read_rows(directory, "runs-*.parquet").query("workload == 'all'")
     assert [(run.method, run.k) for run in runs[runs["block"] == 0].itertuples()][::2] == [
         ("none", 0), ("eagle3", 3), ("eagle3", 1), ("schedule", 3),
     ]  # fmt: skip

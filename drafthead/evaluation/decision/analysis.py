@@ -71,8 +71,8 @@ def analyse(recipe: Recipe, rows: ServingRows | None = None) -> Analysis:
         rows: under load; None: those of its directory.
 
     Raises:
-        ArtifactError: acceptance or serving was not measured, or not to the end, or by an earlier version, or the two
-            are of different heads, targets or longest responses, or of another head than is here now.
+        ArtifactError: acceptance or serving was not measured, or not to the end, or the two are of different heads,
+            targets or longest responses, or of another head than is here now.
         ValueError: acceptance was synthetic, no load has two methods, none is of fixed concurrency, or the traffic's
             workload was not measured.
     """
@@ -120,8 +120,7 @@ def _check_head(recipe: Recipe, measured: str | None) -> None:
 def _as_served(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> Recipe:
     """With the target and the engine of the servers, whatever the recipe has today: only what was served is advised."""
     served = manifests[serving.KIND]["identity"]
-    engine = {key: value for key, value in served["engine"].items() if key in type(recipe.engine).model_fields}
-    return recipe.changed("engine", **engine).changed("target", path=served["target"], dtype=served["dtype"])
+    return recipe.changed("engine", **served["engine"]).changed("target", path=served["target"], dtype=served["dtype"])
 
 
 def compare_schedule(recipe: Recipe, schedule: Schedule, levels: list[Level]) -> Variant:

@@ -201,12 +201,12 @@ def _shared(directory: Path, missing: list[Condition], workloads: Workloads, wor
 
 def read_acceptance(directory: Path) -> pd.DataFrame:
     """One row per request of the main conditions, the first of every list; see ACCEPTANCE_COLUMNS."""
-    return read_rows(directory, ACCEPTANCE_COLUMNS, "method-*.parquet")
+    return read_rows(directory, "method-*.parquet")
 
 
 def read_conditions(directory: Path) -> pd.DataFrame:
     """One row per request of every condition; see ACCEPTANCE_COLUMNS."""
-    return read_rows(directory, ACCEPTANCE_COLUMNS, "method-*.parquet", "also-*.parquet")
+    return read_rows(directory, "method-*.parquet", "also-*.parquet")
 
 
 @dataclass(frozen=True)

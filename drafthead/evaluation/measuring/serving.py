@@ -132,7 +132,7 @@ def measure_serving(recipe: Recipe, plan: Plan, directory: Path, leave_out: bool
 
 def left_out(manifest: dict[str, Any]) -> list[str]:
     """The servers that a finished measurement did without, as they failed whenever they were tried, with the error."""
-    return manifest["counts"].get("failed", [])
+    return manifest["counts"]["failed"]
 
 
 def _check_machine(directory: Path) -> None:

@@ -51,9 +51,7 @@ def comparison_table(rows: pd.DataFrame) -> Table:
             "head": str(kind), "counted": str(how), "layers": layers, "seeds": found["seed"].nunique(),
             "parameters (M)": Cell(f"{found['parameters'].iloc[0] / 1e6:.2f}"),
         }  # fmt: skip
-        seconds = found.drop_duplicates("seed").reindex(columns=["seconds"])["seconds"]
-        if seconds.notna().all():  # rows of earlier versions have none
-            line["training (min)"] = Cell(f"{seconds.mean() / 60:.1f}")
+        line["training (min)"] = Cell(f"{found.drop_duplicates('seed')['seconds'].mean() / 60:.1f}")
         alike = rows.query("layers == @layers and how == @how")
         for k, at in found.groupby("k"):
             own = counters(at)

@@ -278,7 +278,7 @@ def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: Servin
         published_table(every, recipe.target.path),
         measured.plan_table(plan, preset),
     ]
-    left = manifest["counts"].get("too_long")
+    left = manifest["counts"]["too_long"]
     too_long = (
         [f"{left} held-out prompts do not fit engine.max_model_len with their response: raise it"] if left else []
     )

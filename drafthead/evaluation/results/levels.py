@@ -14,7 +14,7 @@ import pandas as pd
 from scipy.stats import gmean
 
 from drafthead.data.responses import LOOP_LIMIT
-from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, read_rows
+from drafthead.evaluation.columns import read_rows
 from drafthead.evaluation.comparison import across_blocks, statistic_change, throughput_change
 from drafthead.evaluation.workload import BASELINE
 from drafthead.statistics import Array, Change, Interval, acceptance_length, acceptance_length_interval, ratio_of_sums
@@ -30,13 +30,8 @@ class ServingRows(NamedTuple):
 
 
 def read_serving(directory: Path) -> ServingRows:
-    """The rows of a serving artifact, see `completed`.
-
-    Raises:
-        ArtifactError: an earlier version wrote it.
-    """
-    requests = read_rows(directory, REQUEST_COLUMNS, "requests-*.parquet")
-    return completed(requests, read_rows(directory, RUN_COLUMNS, "runs-*.parquet"))
+    """The rows of a serving artifact, see `completed`."""
+    return completed(read_rows(directory, "requests-*.parquet"), read_rows(directory, "runs-*.parquet"))
 
 
 def completed(requests: pd.DataFrame, runs: pd.DataFrame) -> ServingRows:
