@@ -29,7 +29,7 @@ from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
 from drafthead.generation.harvest import backend
 from drafthead.generation.shards import ShardJob, list_jobs
-from drafthead.target.pieces import TargetSpec, load_target_spec
+from drafthead.target.spec import TargetSpec, load_target_spec
 
 
 class Taken(NamedTuple):

@@ -28,7 +28,7 @@ from drafthead.config import Recipe
 from drafthead.data.responses import read_parts
 from drafthead.generation.regenerate import list_parts, part_worker
 from drafthead.generation.shards import list_jobs
-from drafthead.target.pieces import TargetSpec, load_target_spec
+from drafthead.target.spec import TargetSpec, load_target_spec
 
 
 def answer(recipe: Recipe, spec: TargetSpec, prompts: int) -> Taken:

@@ -18,6 +18,7 @@ from drafthead.generation.harvest import harvest, print_states, print_verificati
 from drafthead.planning import OPTIONS as PLANNING
 from drafthead.planning import dry_run
 from drafthead.planning.memory import check_fits
+from drafthead.preflight import preflight
 
 OPTIONS = (
     ("--verify", {"action": "store_true", "help": "check every shard of the stores and write nothing"}),
@@ -32,6 +33,7 @@ def main() -> None:
     if args.dry_run:
         dry_run(recipe, args, {"harvest": args.tokens_per_second})
         return
+    preflight(recipe)
     check_fits(recipe)
     one_engine = recipe.states.spool_shards is not None  # start the command again for another
     harvest(recipe, running.runner(args, recipe, one_engine))

@@ -7,10 +7,12 @@ Finished already, the same command only prints what there is.
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.generation.prompts import make_prompts, print_prompts
+from drafthead.preflight import preflight
 
 
 def main() -> None:
     recipe, _ = recipe_from_command_line(__doc__)
+    preflight(recipe)
     print_prompts(recipe, make_prompts(recipe))
 
 

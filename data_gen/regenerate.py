@@ -16,6 +16,7 @@ from drafthead.generation.harvest import harvest, print_states
 from drafthead.generation.regenerate import print_responses, regenerate
 from drafthead.planning import OPTIONS, dry_run
 from drafthead.planning.memory import check_fits
+from drafthead.preflight import preflight
 
 
 def main() -> None:
@@ -23,6 +24,7 @@ def main() -> None:
     if args.dry_run:
         dry_run(recipe, args, {"regenerate": args.tokens_per_second})
         return
+    preflight(recipe)
     run = running.runner(args, recipe)
     if recipe.states.one_pass:
         check_fits(recipe)

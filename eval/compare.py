@@ -37,7 +37,7 @@ from drafthead.evaluation.reporting.heads import REPLAYED, comparison_table, ser
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.exporting.check import choose_documents, replayed_rounds
 from drafthead.files import foreign
-from drafthead.target.pieces import load_target_spec
+from drafthead.target.spec import load_target_spec
 
 Variants = dict[str, list[str]]  # overrides of the recipe by name
 HEADS: Variants = {

@@ -44,7 +44,7 @@ from drafthead.exporting.check import (
 from drafthead.generation.harvest import backend
 from drafthead.generation.shards import ShardJob, states_identity
 from drafthead.progress import progress_bar
-from drafthead.target.pieces import load_target_spec
+from drafthead.target.spec import load_target_spec
 
 OPTIONS = (
     ("--head", {"type": Path, "metavar": "DIR", "help": "the served head (default: the recipe's)"}),

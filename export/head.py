@@ -15,6 +15,7 @@ from typing import Any
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
+from drafthead.preflight import preflight
 
 
 def main() -> None:
@@ -25,6 +26,7 @@ def main() -> None:
         ("--push", {"metavar": "REPO", "help": "upload to this Hugging Face repository, created private"}),
         ("--public", {"action": "store_true", "help": "with --push: create it public"}),
     )
+    preflight(recipe)
     from drafthead.exporting.card import push_head, write_card
     from drafthead.exporting.export import export_head
 

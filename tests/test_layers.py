@@ -16,7 +16,7 @@ FOUNDATIONS = {
 # From the lowest up: what imports those below its own layer. Only foundations import one another.
 LAYERS = (
     FOUNDATIONS, {"losses", "target"}, {"drafters"}, {"data"}, {"engine"},
-    {"generation", "training", "exporting", "evaluation"}, {"planning", "adapting"},
+    {"generation", "training", "exporting", "evaluation"}, {"preflight"}, {"planning", "adapting"},
 )  # fmt: skip
 SECTIONS = {
     "drafthead.drafters.registry", "drafthead.drafters.registry.Head", "drafthead.drafters.registry.section_of",

@@ -12,7 +12,7 @@ from drafthead.generation.sources import CATALOGUE
 from drafthead.planning import Assumed
 from drafthead.planning.memory import EngineMemory
 from drafthead.planning.stages import plan_stages
-from drafthead.target.pieces import check_aux_layer_ids, load_target_spec
+from drafthead.target.spec import check_aux_layer_ids, load_target_spec
 from tests.public_targets import RECIPES
 
 

@@ -35,7 +35,8 @@ from drafthead.drafters.batch import PackedBatch, tail_layout
 from drafthead.drafters.registry import drafter_of
 from drafthead.files import write_json
 from drafthead.planning.memory import training_memory
-from drafthead.target.pieces import FrozenTarget, recipe_spec
+from drafthead.target.pieces import FrozenTarget
+from drafthead.target.spec import recipe_spec
 from drafthead.training.trainer import LossModule
 
 sys.path.insert(0, str(REPO_ROOT))  # tests' references and synthetic states

@@ -31,7 +31,8 @@ from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.losses.fused import HeadRows
-from drafthead.target.pieces import TargetPieces, TargetSpec
+from drafthead.target.pieces import TargetPieces
+from drafthead.target.spec import TargetSpec
 
 if TYPE_CHECKING:
     from drafthead.drafters.vllm import HeadFiles
@@ -64,10 +65,9 @@ def draft_shape(head: HeadConfig, spec: TargetSpec, layer_ids: Sequence[int]) ->
     """The shape of a head for a target; with its vocabulary chosen by coverage and not known yet, the whole one.
 
     Raises:
-        ValueError: the head has more draft tokens than the target has tokens.
+        ValueError: the head has tokens that the target does not have.
     """
-    if (size := head.draft_vocab_size) > spec.vocab_size:
-        raise ValueError(f"head.draft_vocab_size {size} exceeds the target's vocabulary of {spec.vocab_size}: lower it")
+    head.check_vocabulary(spec.vocab_size)
     sized = head if head.draft_vocab_size else head.sized(spec.vocab_size)
     return DraftShape(
         sized, spec.hidden_size, spec.vocab_size, len(layer_ids), spec.rms_norm_eps, spec.rope_parameters,

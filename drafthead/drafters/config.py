@@ -47,6 +47,21 @@ class HeadConfig(Section):
         """K: draft positions that training covers; no more can be served as predicted."""
         raise NotImplementedError
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse tokens that the target does not have.
+
+        Args:
+            vocab_size: of the target.
+
+        Raises:
+            ValueError: the head has more draft tokens, or its mask token lies beyond.
+        """
+        if self.draft_vocab_size > vocab_size:
+            raise ValueError(
+                f"head.draft_vocab_size {self.draft_vocab_size} exceeds the target's vocabulary of {vocab_size}: lower "
+                "it"
+            )
+
     def architecture(self) -> dict[str, Any]:
         """What decides the weights and their arithmetic, as JSON values: equal for heads that can stand in for each
         other."""
@@ -64,6 +79,14 @@ class ParallelHead(HeadConfig):
 
     mask_token_id: int = Field(ge=0)  # stands for the tokens that are not known yet: one that no text contains
     num_draft_positions: int = Field(default=7, gt=0)  # K
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        super().check_vocabulary(vocab_size)
+        if self.mask_token_id >= vocab_size:
+            raise ValueError(
+                f"head.mask_token_id {self.mask_token_id} is not below the target's vocabulary of {vocab_size}; choose "
+                "a token that the tokenizer reserves"
+            )
 
     @property
     def num_positions(self) -> int:

@@ -18,7 +18,7 @@ from drafthead.config import Recipe
 from drafthead.drafters.base import DraftShape, draft_shape
 from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.registry import parse_head
-from drafthead.target.pieces import TargetSpec, target_names
+from drafthead.target.spec import TargetSpec, target_names
 
 RUN = "run"  # kind of the artifact that checkpoints lie in
 MODEL_FILE, STATE_FILE = "model.safetensors", "state.json"

@@ -19,8 +19,9 @@ from drafthead.artifacts import describe_difference, read_json
 from drafthead.drafters.base import DraftShape, draft_shape, parameter_shapes
 from drafthead.drafters.registry import drafter_of, parse_head
 from drafthead.files import foreign
-from drafthead.target.pieces import TargetPieces, TargetSpec
+from drafthead.target.pieces import TargetPieces
 from drafthead.target.rope import check_computed, rope_parameters_of
+from drafthead.target.spec import TargetSpec
 
 Config = dict[str, Any]
 # Sizes that have one name in the head section and in config.json.

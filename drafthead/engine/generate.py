@@ -27,7 +27,8 @@ from drafthead.config import Recipe
 from drafthead.engine.offline import offline_engine, on_cpu
 from drafthead.engine.shard_writer import Text
 from drafthead.progress import wait_until
-from drafthead.target.pieces import SCORED_ROWS, TargetSpec, captured_ids, compute_dtype
+from drafthead.target.pieces import SCORED_ROWS, compute_dtype
+from drafthead.target.spec import TargetSpec, captured_ids
 
 if TYPE_CHECKING:
     from vllm import LLM

@@ -22,7 +22,7 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vllm import check_files, check_tensor_files
 from drafthead.engine.offline import on_cpu
 from drafthead.target.files import fingerprint_of
-from drafthead.target.pieces import load_target_spec, recipe_spec, target_names
+from drafthead.target.spec import load_target_spec, recipe_spec, target_names
 from drafthead.target.tokenizer import load_tokenizer
 
 _LOG = logging.getLogger(__name__)

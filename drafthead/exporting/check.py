@@ -37,7 +37,8 @@ from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.engine.generate import Engine, GenerationRequest
 from drafthead.engine.offline import offline_engine
 from drafthead.statistics import few
-from drafthead.target.pieces import SCORED_ROWS, compute_dtype, frozen_target, load_pieces, recipe_spec, target_names
+from drafthead.target.pieces import SCORED_ROWS, compute_dtype, frozen_target, load_pieces
+from drafthead.target.spec import recipe_spec, target_names
 
 TOLERANCE = 0.05  # of the acceptance length, relative, over responses that came out as stored
 LOOSE_TOLERANCE = 0.15  # over all responses, when fewer than half of the rounds are comparable

@@ -33,7 +33,8 @@ from drafthead.exporting.card import CARD
 from drafthead.exporting.check import check_serving
 from drafthead.files import atomic_path, sha256_file, sync, write_json
 from drafthead.target.files import local_files
-from drafthead.target.pieces import TargetSpec, compute_dtype, recipe_spec, target_identity
+from drafthead.target.pieces import compute_dtype
+from drafthead.target.spec import TargetSpec, recipe_spec, target_identity
 
 KIND = "head"
 _CANDIDATE = ".candidate"

@@ -21,7 +21,8 @@ from drafthead.drafters.trained import MODEL_FILE, OWN, RUN, STATE_FILE, checkpo
 from drafthead.drafters.vllm import check_tensor_files, check_tensors, completed
 from drafthead.files import atomic_path, foreign, sha256_file, write_json
 from drafthead.target.files import INDEX, local_files, read_index
-from drafthead.target.pieces import check_aux_layer_ids, load_pieces, load_target_spec, target_identity
+from drafthead.target.pieces import load_pieces
+from drafthead.target.spec import check_aux_layer_ids, load_target_spec, target_identity
 
 _STATE = {"step": 0, "acceptance_length": None}  # what export and train.init_from read; nothing was trained here
 _HEAD = "the head"  # in messages of what else reads the files of targets

@@ -44,7 +44,8 @@ from drafthead.files import foreign
 from drafthead.generation.shards import ShardJob, list_jobs, log_rate, move_captured, states_identity, to_do
 from drafthead.progress import progress_bar, wait_until
 from drafthead.target.files import AGAIN, pinned_revision
-from drafthead.target.pieces import TargetHead, TargetSpec, captured_ids, compute_dtype, recipe_spec, target_names
+from drafthead.target.pieces import TargetHead, compute_dtype
+from drafthead.target.spec import TargetSpec, captured_ids, recipe_spec, target_names
 
 logger = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from drafthead.engine.offline import offline_engine
 from drafthead.engine.running import Runner, Task, run_here
 from drafthead.generation.dialogue import DROPPED, FLAGS, REFUSALS, SplitRules, continuation, make_responses, turns_of
 from drafthead.generation.shards import captured_dir, claim_captured, cut_shards, log_rate
-from drafthead.target.pieces import TargetSpec, recipe_spec, target_identity
+from drafthead.target.spec import TargetSpec, recipe_spec, target_identity
 from drafthead.target.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:

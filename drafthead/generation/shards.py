@@ -31,7 +31,7 @@ from drafthead.engine.running import unwritten
 from drafthead.engine.shard_writer import Text
 from drafthead.files import atomic_path, remove_aside
 from drafthead.progress import progress_bar
-from drafthead.target.pieces import TargetSpec, target_identity
+from drafthead.target.spec import TargetSpec, target_identity
 
 logger = logging.getLogger(__name__)
 CAPTURED = "captured states"

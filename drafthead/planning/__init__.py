@@ -13,6 +13,7 @@ from pydantic import BaseModel, ByteSize, Field, PositiveFloat, PositiveInt, Typ
 from rich.table import Table
 
 from drafthead.config import Recipe
+from drafthead.preflight import preflight
 from drafthead.progress import terminal
 
 DEFAULT_PROMPTS = 100_000
@@ -77,6 +78,7 @@ class StagePlan:
 
 def dry_run(recipe: Recipe, args: argparse.Namespace, rates: Mapping[str, float | None]) -> None:
     """Print the plan of the stages that `rates` names, each with its measured tokens per second, if any."""
+    preflight(recipe)
     from drafthead.planning.stages import plan_stages  # imports torch
 
     plans = plan_stages(recipe, Assumed(**vars(args)), rates)

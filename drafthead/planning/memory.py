@@ -27,7 +27,7 @@ from drafthead.engine.offline import cache_group_size, import_vllm
 from drafthead.files import foreign
 from drafthead.losses.fused import CHUNK_ROWS
 from drafthead.planning import size_text
-from drafthead.target.pieces import captured_ids, model_config, recipe_spec
+from drafthead.target.spec import captured_ids, model_config, recipe_spec
 from drafthead.training.accelerator import bucket_elements
 
 _FLOAT32 = 4

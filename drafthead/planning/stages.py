@@ -20,7 +20,8 @@ from drafthead.generation.prompts import planned_prompts
 from drafthead.generation.regenerate import list_parts
 from drafthead.planning import DEFAULT_PROMPTS, Assumed, StagePlan, size_text
 from drafthead.planning.memory import EngineMemory, refusal, training_memory
-from drafthead.target.pieces import TargetSpec, captured_ids, check_jitter, compute_dtype, recipe_spec
+from drafthead.target.pieces import compute_dtype
+from drafthead.target.spec import TargetSpec, captured_ids, check_jitter, recipe_spec
 from drafthead.training.accelerator import accumulation_steps
 
 _RESPONSE_BYTES = 8  # of a token in responses: its id and its text, before Parquet packs them

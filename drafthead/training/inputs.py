@@ -28,7 +28,7 @@ from drafthead.drafters.config import HeadConfig, ParallelHead
 from drafthead.drafters.trained import MODEL_FILE, OWN, Checkpoint, best_checkpoint, read_checkpoint
 from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary, size_for_coverage
 from drafthead.progress import wait_until
-from drafthead.target.pieces import TargetSpec, check_jitter, recipe_spec, target_identity, target_names
+from drafthead.target.spec import TargetSpec, check_jitter, recipe_spec, target_identity, target_names
 from drafthead.target.tokenizer import special_tokens
 from drafthead.training.rejection import rejection_of
 
@@ -117,17 +117,16 @@ class Survey:
     by_category: dict[str, Tensor]
 
     def check_mask_token(self, head: HeadConfig) -> None:
-        """Refuse a mask token that stands in the text, or is none of the target's.
+        """Refuse a mask token that stands in the text.
 
         Raises:
             ValueError: naming the token and how often it occurs.
         """
-        if isinstance(head, ParallelHead):
-            token, size = head.mask_token_id, len(self.seen)
-            found = int(self.seen[token]) if token < size else None
-            if found != 0:
-                where = f"occurs {found:,} times in the training text" if found else f"is not below {size}"
-                raise ValueError(f"head.mask_token_id {token} {where}; choose a token that the tokenizer reserves")
+        if isinstance(head, ParallelHead) and (times := int(self.seen[head.mask_token_id])):
+            raise ValueError(
+                f"head.mask_token_id {head.mask_token_id} occurs {times:,} times in the training text; choose a token "
+                "that the tokenizer reserves"
+            )
 
 
 def survey(

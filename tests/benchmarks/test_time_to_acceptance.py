@@ -11,7 +11,7 @@ from drafthead.data.store import StateStore
 from drafthead.drafters.registry import drafter_of
 from drafthead.exporting.check import choose_documents, replayed_rounds
 from drafthead.exporting.importing import read_public_head
-from drafthead.target.pieces import load_target_spec
+from drafthead.target.spec import load_target_spec
 from tests.scripts import run_python
 from tests.training.synthetic import SMALL, small_recipe, synthetic_store
 

@@ -12,7 +12,8 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance, expected, match_text, replay
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.exporting.check import choose_documents, expected_rounds, replayed_rounds
-from drafthead.target.pieces import final_normed, load_pieces, load_target_spec
+from drafthead.target.pieces import final_normed, load_pieces
+from drafthead.target.spec import load_target_spec
 from tests.data.sequences import sequence, store_of
 from tests.drafters.small_draft import eagle3, packed, small_model
 from tests.training.synthetic import small_recipe, synthetic_store

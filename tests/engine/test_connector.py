@@ -11,7 +11,8 @@ from drafthead.config import load_recipe
 from drafthead.data.shard import Shard, shard_path
 from drafthead.engine.generate import CapturingEngine, GenerationRequest, capture_options
 from drafthead.engine.shard_writer import Text
-from drafthead.target.pieces import TargetHead, TargetSpec, load_target_spec
+from drafthead.target.pieces import TargetHead
+from drafthead.target.spec import TargetSpec, load_target_spec
 from tests.engine.shards import as_texts
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.exporting.export import write_head
 from drafthead.files import write_json
-from drafthead.target.pieces import load_target_spec, target_identity
+from drafthead.target.spec import load_target_spec, target_identity
 from tests.recipes import SMALL_HEAD, tiny_recipe
 
 

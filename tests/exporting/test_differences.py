@@ -12,7 +12,7 @@ from drafthead.drafters.trained import best_checkpoint, read_checkpoint
 from drafthead.exporting.check import head_differences
 from drafthead.exporting.export import export_head
 from drafthead.files import write_json
-from drafthead.target.pieces import load_target_spec
+from drafthead.target.spec import load_target_spec
 from tests.damage import edit_config, replace_tensors
 from tests.exporting.runs import random_weights, recipe_at, shape_of, write_run
 

@@ -13,7 +13,7 @@ from drafthead.artifacts import ArtifactError, begin, finish, read_json
 from drafthead.drafters.vllm import check_config
 from drafthead.evaluation.workload import speculative_config
 from drafthead.exporting.export import export_head, open_checkpoint, untrained_recipe, write_untrained
-from drafthead.target.pieces import load_target_spec
+from drafthead.target.spec import load_target_spec
 from tests.exporting.runs import config_of, recipe_at, shape_of, write_run
 from tests.recipes import tiny_recipe
 

@@ -14,7 +14,7 @@ from drafthead.exporting.export import open_checkpoint
 from drafthead.generation.harvest import claim
 from drafthead.generation.prompts import make_prompts
 from drafthead.generation.regenerate import regenerate
-from drafthead.target.pieces import load_target_spec, target_identity
+from drafthead.target.spec import load_target_spec, target_identity
 from drafthead.training.inputs import open_inputs
 from tests.artifacts import cached_snapshot
 from tests.exporting.runs import write_run

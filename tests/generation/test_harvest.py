@@ -20,7 +20,7 @@ from drafthead.generation import harvest as stage
 from drafthead.generation.shards import ShardJob, list_jobs
 from drafthead.planning import Assumed
 from drafthead.planning.stages import amount_of, states_bytes
-from drafthead.target.pieces import load_target_spec, recipe_spec
+from drafthead.target.spec import load_target_spec, recipe_spec
 from drafthead.training.inputs import open_inputs, survey
 from tests import artifacts
 from tests.artifacts import read_responses

@@ -19,7 +19,7 @@ from drafthead.generation import regenerate as stage
 from drafthead.generation.harvest import harvest
 from drafthead.generation.prompts import make_prompts
 from drafthead.generation.shards import captured_dir, claim_captured
-from drafthead.target.pieces import load_target_spec
+from drafthead.target.spec import load_target_spec
 from tests.artifacts import read_responses
 from tests.generation.chats import chat_recipe
 from tests.generation.small import SMALL, never

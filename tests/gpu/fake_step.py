@@ -31,7 +31,8 @@ from drafthead.drafters.batch import PackedBatch, tail_layout
 from drafthead.drafters.registry import drafter_of
 from drafthead.losses import fused
 from drafthead.losses import kernels as loss_kernels
-from drafthead.target.pieces import FrozenTarget, recipe_spec
+from drafthead.target.pieces import FrozenTarget
+from drafthead.target.spec import recipe_spec
 from drafthead.training.feed import Prefetch
 from drafthead.training.trainer import LossModule, Trainer
 

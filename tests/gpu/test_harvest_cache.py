@@ -13,7 +13,7 @@ from drafthead.engine.offline import import_vllm
 from drafthead.planning import Assumed
 from drafthead.planning.memory import check_fits, refusal, request_bytes
 from drafthead.planning.stages import plan_stages
-from drafthead.target.pieces import load_target_spec
+from drafthead.target.spec import load_target_spec
 from tests.damage import edit_config
 from tests.engine.shards import config_without_model
 from tests.public_targets import RECIPES

@@ -12,7 +12,7 @@ from drafthead.config import load_recipe
 from drafthead.data.shard import Shard, shard_path
 from drafthead.engine.generate import GenerationRequest, capturing_engine
 from drafthead.generation.harvest import capture
-from drafthead.target.pieces import captured_ids, load_target_spec
+from drafthead.target.spec import captured_ids, load_target_spec
 
 ENGINE = ("engine.max_model_len=256", "engine.max_num_batched_tokens=256", "engine.max_num_seqs=4")
 RESPONSE = 10

@@ -11,7 +11,7 @@ from drafthead.data.responses import part_path, write_part
 from drafthead.exporting.card import write_card
 from drafthead.exporting.check import check_serving
 from drafthead.exporting.export import open_checkpoint
-from drafthead.target.pieces import load_target_spec
+from drafthead.target.spec import load_target_spec
 from tests.artifacts import read_responses, write_prompt_artifact
 
 pytestmark = pytest.mark.slow

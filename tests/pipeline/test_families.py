@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from drafthead.artifacts import require
 from drafthead.config import load_recipe
-from drafthead.target.pieces import load_target_spec
+from drafthead.target.spec import load_target_spec
 from tests.scripts import accelerate, run_ok
 
 EMBEDDED = Path(load_recipe().target_path)

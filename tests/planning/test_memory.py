@@ -9,7 +9,8 @@ from drafthead.drafters.base import DraftShape, num_parameters
 from drafthead.drafters.batch import PackedBatch, tail_layout
 from drafthead.drafters.registry import drafter_of, parse_head
 from drafthead.planning.memory import EngineMemory, training_memory
-from drafthead.target.pieces import FrozenTarget, model_config
+from drafthead.target.pieces import FrozenTarget
+from drafthead.target.spec import model_config
 from drafthead.training.accelerator import bucket_elements, deepspeed_config
 from drafthead.training.trainer import LossModule
 

@@ -6,7 +6,7 @@ from drafthead.config import load_recipe
 from drafthead.generation.prompts import make_prompts
 from drafthead.planning import Assumed
 from drafthead.planning.stages import amount_of, plan_stages, states_bytes
-from drafthead.target.pieces import load_target_spec
+from drafthead.target.spec import load_target_spec
 from tests.artifacts import response, write_response_artifact
 from tests.generation.small import small_recipe
 from tests.scripts import run_here

@@ -16,16 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from drafthead.config import load_recipe
 from drafthead.files import ForeignFileError
 from drafthead.target.files import pinned_revision
-from drafthead.target.pieces import (
-    CENTRED_NORMS,
-    FrozenTarget,
-    TargetHead,
-    TargetPieces,
-    captured_ids,
-    load_pieces,
-    load_target_spec,
-)
+from drafthead.target.pieces import CENTRED_NORMS, FrozenTarget, TargetHead, TargetPieces, load_pieces
 from drafthead.target.rope import head_rope
+from drafthead.target.spec import captured_ids, load_target_spec
 from tests.damage import edit_config
 
 TARGET = load_recipe().target_path

@@ -10,7 +10,8 @@ from drafthead.data import spool as spools
 from drafthead.data.shard import StateSequence, shard_path, write_shard
 from drafthead.data.spool import Spool, open_spool
 from drafthead.data.store import KIND
-from drafthead.target.pieces import TargetHead, load_pieces, load_target_spec, target_identity
+from drafthead.target.pieces import TargetHead, load_pieces
+from drafthead.target.spec import load_target_spec, target_identity
 from tests.artifacts import response, write_response_artifact
 from tests.recipes import SMALL_HEAD, tiny_recipe
 

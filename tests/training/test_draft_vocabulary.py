@@ -11,7 +11,7 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import coverage
 from drafthead.exporting.card import write_card
 from drafthead.exporting.export import export_head
-from drafthead.target.pieces import load_target_spec
+from drafthead.target.spec import load_target_spec
 from drafthead.target.tokenizer import special_tokens
 from drafthead.training.inputs import Survey, draft_vocabulary, open_inputs, survey
 from tests.artifacts import response, write_response_artifact

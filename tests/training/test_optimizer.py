@@ -6,7 +6,7 @@ import torch
 from drafthead.config import load_recipe
 from drafthead.drafters.base import draft_shape
 from drafthead.drafters.registry import drafter_of
-from drafthead.target.pieces import load_target_spec
+from drafthead.target.spec import load_target_spec
 from drafthead.training.optimizer import build_optimizer, rate_share
 
 

@@ -16,7 +16,7 @@ from drafthead.drafters.trained import best_checkpoint, read_checkpoint
 from drafthead.exporting.card import write_card
 from drafthead.exporting.check import choose_documents, replayed_rounds
 from drafthead.exporting.export import export_head
-from drafthead.target.pieces import load_target_spec
+from drafthead.target.spec import load_target_spec
 from drafthead.training.trainer import train
 from tests.exporting.runs import list_files
 from tests.scripts import run_python

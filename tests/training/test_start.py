@@ -21,7 +21,8 @@ from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary
 from drafthead.exporting.card import write_card
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import import_head
-from drafthead.target.pieces import frozen_target, load_pieces, load_target_spec
+from drafthead.target.pieces import frozen_target, load_pieces
+from drafthead.target.spec import load_target_spec
 from drafthead.target.tokenizer import special_tokens
 from drafthead.training.inputs import find_start, open_inputs, survey
 from drafthead.training.trainer import LossModule, train

@@ -1,0 +1,182 @@
+"""What a target's config.json says, as data: no weights, no tensors and no library that takes seconds to import."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from drafthead.config import Recipe
+from drafthead.files import foreign
+from drafthead.target.files import AGAIN, fingerprint_of, local_files
+from drafthead.target.rope import head_rope
+
+# Keys that scale or cap logits beyond lm_head(norm(h)).
+_LOGITS = (
+    "final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier",
+    "logits_soft_cap", "dim_model_base",
+)  # fmt: skip
+
+
+_Count = Annotated[int, Field(gt=0, strict=True)]
+
+
+class _Rotation(BaseModel):
+    """What `head_rope` reads of a config.json."""
+
+    rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_theta: float | None = None
+
+
+class TargetSpec(BaseModel, frozen=True):
+    """What a target's config.json says about it.
+
+    Attributes:
+        name: the path or hub id as given.
+        hidden_size: H.
+        num_layers: L; boundary ids run from 0 (embeddings) to L (input of the final norm).
+        vocab_size: V.
+        rms_norm_eps: of the final norm.
+        rope_parameters: of a head for it, in transformers' current form: rope_type, rope_theta, the type's own keys.
+        max_position_embeddings: longest position the target was made for.
+        tie_word_embeddings: whether lm_head is the embedding; None: config.json leaves it to the family.
+        dtype: the checkpoint's dtype, by name.
+        model_type: transformers' name of the architecture.
+        revision: of a hub id, as given.
+    """
+
+    name: str
+    revision: str | None
+    hidden_size: _Count
+    num_layers: _Count = Field(validation_alias="num_hidden_layers")
+    vocab_size: _Count
+    rms_norm_eps: Annotated[float, Field(gt=0, strict=True)]
+    rope_parameters: dict[str, Any]
+    max_position_embeddings: _Count
+    tie_word_embeddings: bool | None
+    dtype: Literal["bfloat16", "float16", "float32"]
+    model_type: str
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex digest of which target this is; the first use reads up to 256 KiB of every shard.
+
+        Raises:
+            FileNotFoundError: the weights are not here.
+        """
+        return fingerprint_of(self.name, self.revision)
+
+
+def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
+    """Read a target's shape, as data: no code runs, and config.json is all that is needed.
+
+    Args:
+        path: a directory, or a hub id whose files are cached or can be downloaded.
+        revision: of a hub id.
+
+    Raises:
+        FileNotFoundError: there is no such directory, or it lacks a file (which is named).
+        ValueError: config.json lacks a key, or describes an output layer this project does not compute.
+    """
+    file = local_files(path, revision, ("config.json",)) / "config.json"
+    with foreign(file, AGAIN):
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        config |= config.get("text_config", {})  # multimodal checkpoints nest the language model
+    for key in _LOGITS:
+        if config.get(key) not in (None, 1, 1.0):
+            raise ValueError(
+                f"target {path} sets {key}={config[key]}: its logits are not lm_head(norm(h)), "
+                "which is all that drafthead.target.pieces computes"
+            )
+    dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    tied = config.get("tie_word_embeddings")
+    given = {"name": path, "revision": revision, "dtype": dtype, "tie_word_embeddings": tied}
+    with foreign(file, f"Is it a decoder-only language model? {AGAIN}"):
+        _Rotation.model_validate(config)
+        spec = TargetSpec.model_validate(config | given | {"rope_parameters": {}})
+    return spec.model_copy(update={"rope_parameters": head_rope(config, path)})
+
+
+def recipe_spec(recipe: Recipe) -> TargetSpec:
+    """The spec of a recipe's target, which has the recipe's aux layers.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_target_spec`.
+        ValueError: an aux layer lies beyond the target.
+    """
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
+    return spec
+
+
+def check_jitter(recipe: Recipe, spec: TargetSpec) -> None:
+    """Refuse positions that the target does not have.
+
+    Raises:
+        ValueError: train.position_jitter lies beyond the target.
+    """
+    longest, jitter = recipe.engine.max_model_len, recipe.train.position_jitter
+    if jitter and longest + jitter > spec.max_position_embeddings:
+        raise ValueError(
+            f"train.position_jitter {jitter} behind engine.max_model_len {longest} tokens exceeds the target's "
+            f"{spec.max_position_embeddings} positions; set it lower"
+        )
+
+
+def model_config(recipe: Recipe) -> Any:
+    """The target's config.json as transformers reads it.
+
+    Raises:
+        FileNotFoundError: it is not here.
+        ForeignFileError: transformers refuses it.
+    """
+    from transformers import AutoConfig
+
+    directory = local_files(recipe.target_path, recipe.target.revision, ("config.json",))
+    with foreign(directory / "config.json", AGAIN):
+        return AutoConfig.from_pretrained(directory, trust_remote_code=recipe.target.trust_remote_code)
+
+
+def target_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, str | None]:
+    """Which target an artifact was made from or for; the fingerprint is what consumers compare."""
+    return {"path": recipe.target.path, "revision": recipe.target.revision, "fingerprint": spec.fingerprint}
+
+
+def target_names(found: Mapping[str, Any], recipe: Recipe, spec: TargetSpec) -> tuple[str, str]:
+    """The target of an artifact and the recipe's as a person reads them: equal where the fingerprints are.
+
+    Args:
+        found: from `target_identity`, when the artifact was made.
+        recipe: of today.
+        spec: of the recipe's target.
+    """
+    wanted = target_identity(recipe, spec)
+    same = found["fingerprint"] == wanted["fingerprint"]  # a directory may have moved
+    return _name_target(wanted if same else found), _name_target(wanted)
+
+
+def _name_target(target: Mapping[str, Any]) -> str:
+    """A target in words: what the recipe calls it, and the start of its fingerprint."""
+    at = f" at revision {target['revision']}" if target["revision"] else ""
+    return f"{target['path']}{at} (fingerprint {target['fingerprint'][:12]})"
+
+
+def check_aux_layer_ids(spec: TargetSpec, aux_layer_ids: Sequence[int]) -> None:
+    """Refuse boundaries that the target does not have.
+
+    Raises:
+        ValueError: an aux layer id is larger than L.
+    """
+    beyond = [layer_id for layer_id in aux_layer_ids if layer_id > spec.num_layers]
+    if beyond:
+        raise ValueError(
+            f"target.aux_layer_ids {list(aux_layer_ids)}: {beyond} exceed the {spec.num_layers} layers of {spec.name}; "
+            f"use ids from 0 (embeddings) to {spec.num_layers} (input of the final norm)"
+        )
+
+
+def captured_ids(spec: TargetSpec, aux_layer_ids: Sequence[int]) -> tuple[int, ...]:
+    """The boundaries a harvest reads, ascending: the aux layers, and L once, which argmax and lse come from."""
+    return tuple(sorted({*aux_layer_ids, spec.num_layers}))
