@@ -21,7 +21,7 @@ from drafthead.generation.regenerate import list_parts
 from drafthead.planning import DEFAULT_PROMPTS, Assumed, StagePlan, size_text
 from drafthead.planning.memory import EngineMemory, refusal, training_memory
 from drafthead.target.pieces import compute_dtype
-from drafthead.target.spec import TargetSpec, captured_ids, check_jitter, recipe_spec
+from drafthead.target.spec import TargetSpec, captured_ids, recipe_spec
 from drafthead.training.accelerator import accumulation_steps
 
 _RESPONSE_BYTES = 8  # of a token in responses: its id and its text, before Parquet packs them
@@ -184,7 +184,6 @@ class _Planner:
         train, amount = self.recipe.train, self.amounts["train"]
         ranks = self.assumed.gpus or train.batches_per_step
         accumulation_steps(train, ranks)  # refuses ranks that cannot share a step
-        check_jitter(self.recipe, self.spec)
         shape = draft_shape(self.recipe.head, self.spec, self.recipe.target.aux_layer_ids)
         parameters = num_parameters(shape)
         parts = training_memory(shape, train, ranks, longest=self.recipe.engine.max_model_len)

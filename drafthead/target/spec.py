@@ -111,20 +111,6 @@ def recipe_spec(recipe: Recipe) -> TargetSpec:
     return spec
 
 
-def check_jitter(recipe: Recipe, spec: TargetSpec) -> None:
-    """Refuse positions that the target does not have.
-
-    Raises:
-        ValueError: train.position_jitter lies beyond the target.
-    """
-    longest, jitter = recipe.engine.max_model_len, recipe.train.position_jitter
-    if jitter and longest + jitter > spec.max_position_embeddings:
-        raise ValueError(
-            f"train.position_jitter {jitter} behind engine.max_model_len {longest} tokens exceeds the target's "
-            f"{spec.max_position_embeddings} positions; set it lower"
-        )
-
-
 def model_config(recipe: Recipe) -> Any:
     """The target's config.json as transformers reads it.
 

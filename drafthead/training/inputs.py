@@ -23,12 +23,12 @@ from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.responses import ResponseTokens, prompt_of
 from drafthead.data.spool import SpooledStates, States
 from drafthead.data.store import StateStore
-from drafthead.drafters.base import Drafter, draft_shape
+from drafthead.drafters.base import Drafter
 from drafthead.drafters.config import HeadConfig, ParallelHead
 from drafthead.drafters.trained import MODEL_FILE, OWN, Checkpoint, best_checkpoint, read_checkpoint
 from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary, size_for_coverage
 from drafthead.progress import wait_until
-from drafthead.target.spec import TargetSpec, check_jitter, recipe_spec, target_identity, target_names
+from drafthead.target.spec import TargetSpec, recipe_spec, target_identity, target_names
 from drafthead.target.tokenizer import special_tokens
 from drafthead.training.rejection import rejection_of
 
@@ -67,12 +67,9 @@ def open_inputs(recipe: Recipe) -> Inputs:
     Raises:
         ArtifactError: states are missing, unfinished, or were harvested from another target, from other aux layers or
             in another way than the recipe says; or `train.init_from` is no checkpoint.
-        ValueError: an aux layer id, head.draft_vocab_size or train.position_jitter lies beyond the target, or
-            `train.init_from` holds another head.
+        ValueError: an aux layer id lies beyond the target, or `train.init_from` holds another head.
     """
     spec = recipe_spec(recipe)
-    draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)  # refuses a vocabulary larger than the target's
-    check_jitter(recipe, spec)
     start = find_start(recipe, spec)
     online = recipe.states.spool_shards is not None
     train, made_train, train_reference = (_open_spool if online else _open_store)(recipe, "train")
