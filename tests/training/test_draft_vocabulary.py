@@ -15,7 +15,6 @@ from drafthead.target.spec import load_target_spec
 from drafthead.target.tokenizer import special_tokens
 from drafthead.training.inputs import Survey, draft_vocabulary, open_inputs, survey
 from tests.artifacts import response, write_response_artifact
-from tests.recipes import tiny_recipe
 from tests.training import launching
 
 BY_COVERAGE = ("head.draft_vocab_size=0", "head.coverage=0.9")
@@ -35,11 +34,6 @@ def test_size_follows_coverage_and_control_tokens_are_in(fresh_recipe):
     last = inputs.train.tokens(len(inputs.train) - 1)  # its category is not known
     missing = torch.bincount(last[0][last[1] == 1], minlength=inputs.spec.vocab_size)
     assert torch.equal(sum(found.by_category.values()) + missing, found.generated)
-
-
-def test_more_draft_tokens_than_the_target_has_are_refused_before_states_are_read(tmp_path):
-    with pytest.raises(ValueError, match=r"head\.draft_vocab_size 9999999 exceeds"):
-        open_inputs(tiny_recipe(tmp_path, "head.draft_vocab_size=9999999"))
 
 
 def test_special_tokens_past_the_rows_of_lm_head_are_left_out(fresh_recipe):
