@@ -1,7 +1,9 @@
 """The server of a loop, from outside: start or find it, ask which head drafts, load another one, send requests."""
 
 import json
+import logging
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +26,8 @@ from drafthead.engine.server import Server, ServerError, running_server
 from drafthead.files import write_json
 from drafthead.generation.sources import read, read_row
 from drafthead.target.tokenizer import load_tokenizer
+
+_LOG = logging.getLogger(__name__)
 
 
 def folder(recipe: Recipe) -> Path:
@@ -109,10 +113,11 @@ def read_traffic(recipe: Recipe, path: Path) -> list[LoadRequest]:
         ValueError: a row is no prompt, the chat template refuses it, or there is none.
     """
     render, effort = renderer(recipe, load_tokenizer(recipe)), next(iter(recipe.responses.efforts))
-    requests = []
+    requests, repairs = [], Counter[str]()
     for where, data in read(path):
         try:
             row = read_row(data, "")
+            repairs.update(set(row.repairs))
             messages = cut(row.messages, "last")[0][0] if row.messages else ()
             prompt = Prompt(where, path.stem, row.category or "all", messages, row.prompt_ids, row.tools)
             token_ids = render(prompt, effort)
@@ -122,6 +127,8 @@ def read_traffic(recipe: Recipe, path: Path) -> list[LoadRequest]:
         requests.append(LoadRequest(where, token_ids, headers))
     if not requests:
         raise ValueError(f"{path} has no prompt to send")
+    for repair, count in repairs.items():
+        _LOG.info(f"{path}: in {count} of {len(requests)} rows {repair}")
     return requests
 
 

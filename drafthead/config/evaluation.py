@@ -122,19 +122,25 @@ class EndpointConfig(Section):
     """A server that somebody else started: any OpenAI-compatible one with /v1/completions."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._]*$")
-    url: str  # http://host:port, without a path
+    url: str  # http://host:port, with a path where the server's /v1 is not at the root
     model: str  # the name that requests must use
     api_key_env: str | None = None  # environment variable that holds the key
 
     @model_validator(mode="after")
     def _check_url(self) -> Self:
-        if not re.fullmatch(r"https?://(\[[\da-fA-F:.]+\]|[\w.-]+)(:[1-9]\d{0,4})?/?", self.url):
+        if not re.fullmatch(r"https?://(\[[\da-fA-F:.]+\]|[\w.-]+)(:[1-9]\d{0,4})?(/[\w.~-]+)*/?", self.url):
             shown = "" if {"@", "?"} & {*self.url} else f" {self.url!r}"  # not repeated where it may hold the secret
             raise ValueError(
-                f"endpoint {self.name}: url{shown} must be http://host:port, without user, path or query, which would "
-                "end up in manifests; give a key in an environment variable and name that in api_key_env"
+                f"endpoint {self.name}: url{shown} must be http://host:port or http://host:port/path, without user or "
+                "query, which would end up in manifests; give a key in an environment variable and name that in "
+                "api_key_env"
             )
         return self
+
+    @property
+    def base_url(self) -> str:
+        """What /v1/completions is appended to; OpenAI's clients write the /v1 as a part of it."""
+        return self.url.rstrip("/").removesuffix("/v1")
 
 
 class TrafficConfig(Section):

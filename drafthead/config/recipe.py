@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from drafthead.config.evaluation import Effort, EvalConfig
 from drafthead.config.train import TrainConfig
@@ -21,6 +21,19 @@ from drafthead.section import Section, Seed
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_RECIPE = REPO_ROOT / "configs" / "tiny.yaml"
+
+
+# Arguments of `apply_chat_template`, and where they come from.
+_SET_ELSEWHERE = {
+    "reasoning_effort": "responses.reasoning_efforts and eval.reasoning_efforts", "strftime_now": "prompts.date",
+    "tools": "the prompts", "documents": "the prompts", "messages": "the prompts",
+} | dict.fromkeys(
+    (
+        "conversation", "add_generation_prompt", "continue_final_message", "tokenize", "return_dict", "chat_template",
+        "padding", "truncation", "max_length", "return_tensors", "return_assistant_tokens_mask", "tokenizer_kwargs",
+    ),
+    "this project",
+)  # fmt: skip
 
 
 class TargetConfig(Section):
@@ -32,6 +45,16 @@ class TargetConfig(Section):
     # Boundary indices, ascending: id k is the input of block k, vLLM's own numbering.
     aux_layer_ids: tuple[int, ...]
     trust_remote_code: bool = False
+    # What the chat template is told besides, as in requests to vLLM: {enable_thinking: false}. A part of the target.
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_chat_template_kwargs(self) -> Self:
+        if taken := sorted(_SET_ELSEWHERE.keys() & self.chat_template_kwargs.keys()):
+            raise ValueError(
+                f"target.chat_template_kwargs has {taken[0]}, which comes from {_SET_ELSEWHERE[taken[0]]}; leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_layer_ids(self) -> Self:

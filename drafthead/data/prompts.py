@@ -6,6 +6,7 @@ before. Its id is a hash of its content, so the same prompt has the same id in e
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,8 +35,9 @@ class Prompt:
         prompt_ids: token ids to be read as they are, instead of `messages`; they fit one tokenizer only.
         tools: definitions handed to the chat template.
         document: what it was cut from; a document is never in two splits. Empty: the prompt is its own document.
-        response: the assistant's message that follows in the data, with its "thinking" where it has one. Not part of
-            the id, and only stored where a recipe trains on it (responses.regenerate false).
+        response: the assistant's message that follows in the data, with its "thinking", with "weight" 0 where it is
+            not to be learned, and with a "finish_reason" other than "stop". Not part of the id, and only stored where a
+            recipe trains on it (responses.regenerate false).
         response_ids: the same for `prompt_ids`, as token ids.
     """
 
@@ -144,7 +146,8 @@ def noted_prompts(run_dir: Path) -> set[str] | None:
 # ---- One conversation, whatever its data set calls roles and texts ----
 #
 # Messages come out as {"role", "content"} in the roles of chat templates. Refused, with a reason for the caller to
-# count or to raise: empty turns, unknown roles, images, and text that is not valid Unicode.
+# count or to raise: empty turns, unknown roles, images, tool calls that are none, and text that is not valid Unicode.
+# What is changed beyond spelling is listed in `repairs`, for the caller to count.
 
 _SPELLINGS = {
     "system": ("system",),
@@ -156,6 +159,14 @@ _SPELLINGS = {
 ROLES = {spelling: role for role, spellings in _SPELLINGS.items() for spelling in spellings}
 THOUGHT_KEYS = ("thinking", "reasoning_content", "reasoning")  # as gpt-oss, Qwen and others name it
 _BEFORE_RESPONSE = ("user", "tool")  # the target responds to one of these
+_TEXT_KEYS = ("content", "value", "refusal")  # a refusal is OpenAI's place for the text of one
+# As fine-tuning formats say whether a message is learned: OpenAI's, then those of axolotl and others.
+_LEARNED_KEYS = ("weight", "train", "trainable", "loss", "loss_mask")
+_RESPONSE_ONLY = ("thinking", "weight", "finish_reason")  # what a server is not sent of earlier turns
+_MESSAGE_KEYS = {
+    "role", "from", *_TEXT_KEYS, *THOUGHT_KEYS, *_LEARNED_KEYS, "tool_calls", "function_call", "name", "tool_call_id",
+    "finish_reason", "annotations", "metadata",
+}  # fmt: skip
 
 
 class RowError(ValueError):
@@ -176,6 +187,7 @@ class Conversation:
         text: the text of `prompt_ids`, where the row has it; only to look for overlaps.
         split: "train" or "heldout", where the row declares it.
         source: data set that the row names.
+        repairs: what was changed or not read of the row, as sentences to be counted.
 
     Raises:
         RowError: a text is not valid Unicode, or a value is not JSON.
@@ -190,6 +202,7 @@ class Conversation:
     text: str = ""
     split: str | None = None
     source: str | None = None
+    repairs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         try:
@@ -200,26 +213,38 @@ class Conversation:
             raise RowError("tools or tool_calls are not valid JSON") from error
 
 
-def parse_messages(rows: Any) -> tuple[Message, ...]:
+def parse_messages(rows: Any, strict: bool = False, repairs: list[str] | None = None) -> tuple[Message, ...]:
     """Messages in chat templates' roles, without empty system messages and what an assistant says before any user.
 
+    An assistant's message that its data set marks as not to be learned has "weight" 0.
+
+    Args:
+        rows: a list of messages, or its JSON text.
+        strict: refuse keys that nothing reads.
+        repairs: gets a sentence for everything that was changed.
+
     Raises:
-        RowError: there is no user, or a message has an unknown role or no text.
+        RowError: there is no user, or a message has an unknown role, no text, or a tool call that is none.
     """
+    repairs = [] if repairs is None else repairs
     rows = parse_json(rows)  # as a CSV file has them
     if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
         raise RowError("messages must be a non-empty list")
-    parsed = [_parse_message(row) for row in rows]
+    parsed = [_parse_message(row, strict, repairs) for row in rows]
     kept = [m for m in parsed if m["role"] not in ("system", "developer") or m["content"]]
+    if len(kept) < len(parsed):
+        repairs.append("an empty system message is left out")
     # Public chats are often cut in pieces: a piece may begin with the end of a response.
     first = next((i for i, m in enumerate(kept) if m["role"] in _BEFORE_RESPONSE), len(kept))
-    kept = [m for i, m in enumerate(kept) if i >= first or m["role"] != "assistant"]
-    if not any(m["role"] == "user" for m in kept):
+    chat = [m for i, m in enumerate(kept) if i >= first or m["role"] != "assistant"]
+    if not any(m["role"] == "user" for m in chat):
         raise RowError("no user message")
-    for message in kept:
+    if len(chat) < len(kept):
+        repairs.append("what an assistant says before the first question is left out")
+    for message in chat:
         if not message["content"] and not message.get("tool_calls") and message["role"] != "tool":
             raise RowError(f"the text of a message of role {message['role']} is empty")
-    return tuple(kept)
+    return tuple(chat)
 
 
 def cut(
@@ -236,59 +261,90 @@ def cut(
         if message["role"] in _BEFORE_RESPONSE and (after is None or after["role"] not in _BEFORE_RESPONSE)
     ]
     chosen = {"first": ends[:1], "last": ends[-1:], "all": ends}[turns]
-    # A server is not sent the thoughts of earlier turns again.
-    sent = [{key: value for key, value in message.items() if key != "thinking"} for message in messages]
+    sent = [{key: value for key, value in message.items() if key not in _RESPONSE_ONLY} for message in messages]
     after = [m if m and m["role"] == "assistant" else None for m in following]
     return [(tuple(sent[: end + 1]), after[end]) for end in chosen]
 
 
-def _parse_message(row: Any) -> Message:
+def _parse_message(row: Any, strict: bool, repairs: list[str]) -> Message:
     if not isinstance(row, Mapping):
         raise RowError("a message is not an object")
-    named = next((row[key] for key in ("role", "from") if row.get(key) is not None), None)
+    values = {str(key): value for key, value in row.items() if value is not None}
+    if strict and (unknown := sorted(values.keys() - _MESSAGE_KEYS)):
+        raise RowError(
+            f"unknown key {', '.join(f'{key!a:.40}' for key in unknown)} of a message; known: "
+            f"{', '.join(sorted(_MESSAGE_KEYS))} (metadata and annotations are not read)"
+        )
+    named = values.get("role", values.get("from"))
     role = ROLES.get(str(named).strip().lower())
     if role is None:
         raise RowError(f"unknown role {str(named)[:20]!r}; known roles: {', '.join(ROLES)}")
-    content = next((row[key] for key in ("content", "value") if row.get(key) is not None), None)
-    message: Message = {"role": role, "content": _text(content)}
-    if role == "tool":
-        message |= {key: str(row[key]) for key in ("name", "tool_call_id") if row.get(key)}
+    texts = dict.fromkeys(filter(None, (_text(values.get(key)) for key in _TEXT_KEYS)))
+    if strict and len(texts) > 1:
+        raise RowError(f"several of {', '.join(_TEXT_KEYS)} in one message: only one would be read")
+    message: Message = {"role": role, "content": next(iter(texts), "")}
+    if name := values.get("name"):
+        message["name"] = str(name)
+    if role == "tool" and values.get("tool_call_id"):
+        message["tool_call_id"] = str(values["tool_call_id"])
+    is_context = _is_context(values)
     if role == "assistant":
-        thought = next((row[key] for key in THOUGHT_KEYS if row.get(key)), None)
+        thought = next((values[key] for key in THOUGHT_KEYS if values.get(key)), None)
         before, _, after = message["content"].partition("</think>")
-        calls = _calls(row)
+        calls = _calls(values, repairs)
         if thought is None and before.lstrip().startswith("<think>") and (after.strip() or calls):
             thought, message["content"] = before.lstrip().removeprefix("<think>"), _text(after.lstrip("\n"))
             thought = thought if thought.strip() else None
         message |= {"thinking": thought} if isinstance(thought, str) else {}
         message |= {"tool_calls": calls} if calls else {}
+        message |= {"weight": 0} if is_context else {}
+        ended = values.get("finish_reason")
+        message |= {} if ended in (None, "stop") else {"finish_reason": str(ended)}
     return message
 
 
-def _calls(row: Mapping[str, Any]) -> list[Any]:
+def _is_context(values: Mapping[str, Any]) -> bool:
+    """Whether a message's data set says that it is not to be learned, with 0 or false."""
+    flags = {key: values[key] for key in _LEARNED_KEYS if key in values}
+    for key, value in flags.items():
+        if not isinstance(value, int | float) or value not in (0, 1):
+            raise RowError(f"{key} of a message is {value!a:.20}; it may be 0 or 1, false or true")
+    return 0 in flags.values()
+
+
+def _calls(values: Mapping[str, Any], repairs: list[str]) -> list[Any]:
     """The tool calls of a message, their arguments an object as in vLLM (0.32, renderers/chat_utils.py), whatever text
     they are stored as: chat templates write them as JSON themselves."""
-    calls, old = parse_json(row.get("tool_calls") or []), _object(row.get("function_call"))
-    if not calls and old.get("name"):  # OpenAI's format before that of tools
-        calls = {"type": "function", "function": old}
-    return [_call(call) for call in (calls if isinstance(calls, list) else [calls])] if calls else []
+    calls, old = parse_json(values.get("tool_calls") or []), values.get("function_call")
+    if old and old != "none":  # OpenAI's format before that of tools
+        old = parse_json(old)
+        if not isinstance(old, Mapping):
+            raise RowError("function_call is not an object")
+        if any(value is not None for value in old.values()):  # in Arrow's tables every message has one
+            if calls:
+                raise RowError("function_call and tool_calls in one message: only one would be read")
+            calls = {"type": "function", "function": old}
+    return [_call(call, repairs) for call in (calls if isinstance(calls, list) else [calls])] if calls else []
 
 
-def _call(call: Any) -> Any:
-    if not isinstance(call, Mapping):
-        return call
-    if isinstance(call.get("function"), Mapping):
-        return {**call, "function": _call(call["function"])}
-    return {**call, "arguments": _object(call.get("arguments"))}
+def _call(call: Any, repairs: list[str]) -> Message:
+    if isinstance(call, Mapping) and call.get("function") is not None:
+        return {**call, "function": _function(call["function"], repairs)}
+    return _function(call, repairs)  # without the frame of OpenAI's format
 
 
-def _object(value: Any) -> Mapping[str, Any]:
-    """An object or that of its JSON text; an empty one for anything else."""
-    try:
-        value = parse_json(value)
-    except RowError:
-        return {}
-    return value if isinstance(value, Mapping) else {}
+def _function(function: Any, repairs: list[str]) -> Message:
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise RowError("a tool call is no object with the name of a function")
+    arguments = function.get("arguments")
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        repairs.append("a tool call without arguments is read as one with {}")
+        arguments = {}
+    with suppress(RowError):
+        arguments = parse_json(arguments)
+    if not isinstance(arguments, Mapping):
+        raise RowError("the arguments of a tool call are not a JSON object")
+    return {**function, "arguments": arguments}
 
 
 def _text(content: Any) -> str:

@@ -29,7 +29,7 @@ keeps thoughts elsewhere gets them back as part of the message.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
@@ -50,7 +50,9 @@ BEYOND_VOCABULARY = "token ids lie beyond the target's vocabulary"
 TEMPLATE = "the chat template refuses the conversation"
 NO_ROOM = "no room for a response in engine.max_model_len"
 NO_RESPONSE = "the data has no response to the last message"
+IS_CONTEXT = "the data marks its response as not to be learned"
 IS_CALL = "the response is a tool call"
+BROKEN_OFF = "the data's response has another finish_reason than stop or length"
 UNSTABLE = "the chat template gives no stable boundary between prompt and response"
 NO_STOP = "the chat template ends the response with no stop token of the target"
 ALTERED = "the chat template does not repeat the response as it is"
@@ -68,14 +70,21 @@ class UnrenderableError(ValueError):
 class Renderer:
     """Calls of one tokenizer's chat template."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", day: date | None = None):
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        day: date | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ):
         """
         Args:
             tokenizer: with a chat template.
             day: see `template_day`; without one a template that reads the clock gets today's.
+            template_kwargs: what the template is told besides, target.chat_template_kwargs.
         """
         self._tokenizer = tokenizer
-        self._clock: dict[str, Any] = {} if day is None else {"strftime_now": day.strftime}
+        self._variables: dict[str, Any] = {} if day is None else {"strftime_now": day.strftime}
+        self._variables |= template_kwargs or {}
         control = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._control = [json.dumps(token, ensure_ascii=False)[1:-1] for token in control]  # as in the JSON of a text
         self._size = len(tokenizer)
@@ -100,7 +109,7 @@ class Renderer:
                 tools=list(prompt.tools) if prompt.tools else None,
                 add_generation_prompt=response is None,
                 reasoning_effort=effort,
-                **self._clock,
+                **self._variables,
                 return_dict=True,
             )
         except (TemplateError, TypeError, ValueError) as error:  # such as of a tool without the keys that it reads
@@ -132,7 +141,7 @@ class KeptResponses:
 
     def __call__(self, prompt: Prompt, prompt_ids: list[int], effort: str) -> list[int]:
         """Token ids of a prompt's response: those of the data, or of its text, as the engine would have generated them,
-        stop token included.
+        stop token included unless its finish_reason is "length".
 
         Args:
             prompt: with its response.
@@ -147,8 +156,13 @@ class KeptResponses:
         response = prompt.response
         if response is None:
             raise UnrenderableError(NO_RESPONSE, prompt.id)
+        if response.get("weight") == 0:
+            raise UnrenderableError(IS_CONTEXT, prompt.id)
         if response.get("tool_calls"):
             raise UnrenderableError(IS_CALL, prompt.id)
+        truncated = response.get("finish_reason") == "length"
+        if not truncated and "finish_reason" in response:
+            raise UnrenderableError(BROKEN_OFF, prompt.id)
         thought = response.get("thinking")
         message = {"role": "assistant", "content": response["content"]}
         message |= dict.fromkeys(THOUGHT_KEYS, thought) if thought else {}
@@ -163,12 +177,12 @@ class KeptResponses:
         for wanted, found in ((response["content"], parsed.content), (thought, parsed.thinking)):
             if wanted is not None and wanted.strip() != found.strip():
                 raise UnrenderableError(ALTERED, prompt.id)
-        return rest[: end + 1]
+        return rest[: end if truncated else end + 1]
 
 
 def renderer(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Renderer:
     """A function (prompt, reasoning effort) -> token ids, generation prompt included."""
-    return Renderer(tokenizer, template_day(recipe, tokenizer))
+    return Renderer(tokenizer, template_day(recipe, tokenizer), recipe.target.chat_template_kwargs)
 
 
 def template_day(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> date | None:

@@ -10,11 +10,13 @@ that count nor Harmony's channels.
 """
 
 import asyncio
+import codecs
 import json
 import math
 import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,7 +34,6 @@ _PROMPT_OPTIONS = {"add_special_tokens": False, "skip_special_tokens": False}
 _CHANNEL, _FINAL = "<|channel|>", "<|channel|>final<|message|>"  # Harmony
 _SAMPLE_S = 0.2  # a page of metrics costs the server some milliseconds
 _LONGEST_S = 6 * 3600.0
-_LINE_BYTES = 1 << 20  # the last chunk tells of every verification step, some bytes each
 _IDLE_S = 1.0  # vLLM's server closes a connection after 5 s without a request; one sent just then would be lost
 REACHED = 0.9  # of what was requested: below it the level is labelled, not compared
 
@@ -201,7 +202,7 @@ def endpoint_server(endpoint: EndpointConfig) -> Server:
     key = os.environ.get(variable, "") if variable else ""
     if variable and not key:
         raise ServerError(f"{where}: environment variable {variable} is not set")
-    server = Server(endpoint.url.rstrip("/"), endpoint.model, key)
+    server = Server(endpoint.base_url, endpoint.model, key)
     with foreign(f"{where} at {server.base_url}: its list of models", "Correct url or api_key_env", ServerError):
         with server.client(30) as client:
             response = client.get("/v1/models").raise_for_status()
@@ -276,9 +277,8 @@ async def _send_all(
     headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
     timeout = aiohttp.ClientTimeout(total=_LONGEST_S)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S)
-    async with aiohttp.ClientSession(
-        server.base_url, headers=headers, timeout=timeout, connector=connector, read_bufsize=_LINE_BYTES
-    ) as session:
+    base_url = f"{server.base_url}/"  # paths without a leading slash stay below a prefix
+    async with aiohttp.ClientSession(base_url, headers=headers, timeout=timeout, connector=connector) as session:
         begun = time.perf_counter()
 
         async def send(request: LoadRequest, due_s: float) -> RequestTimes:
@@ -319,14 +319,15 @@ async def stream_request(
     try:
         body = options | {"prompt": request.prompt_ids}
         body |= {"max_tokens": request.max_tokens} if request.max_tokens else {}
-        async with session.post("/v1/completions", json=body, headers=request.headers) as response:
+        async with session.post("v1/completions", json=body, headers=request.headers) as response:
             if not response.ok:
                 error = f"{response.status} {response.reason}: {(await response.text())[:300]}"
-            async for line in response.content:
-                data = line.strip().removeprefix(b"data: ")
-                if not data.startswith(b"{"):  # an empty line, or [DONE]
+            async for data in read_events(response.content.iter_any()):
+                if data == "[DONE]":
                     continue
                 now, chunk = time.perf_counter(), json.loads(data)
+                if not isinstance(chunk, dict):
+                    raise ValueError(f"an event that is no JSON object: {data[:100]}")
                 usage = chunk.get("usage") or usage
                 if isinstance(metrics := chunk.get("metrics"), dict):
                     drafts = metrics.get("speculative_decoding") or drafts
@@ -334,7 +335,7 @@ async def stream_request(
                 if chunk.get("choices"):
                     pieces.append(chunk["choices"][0].get("text") or "")
                     arrivals.append(now - sent)
-    except (aiohttp.ClientError, TimeoutError, ValueError) as failure:  # a chunk that is no JSON, or too long
+    except (aiohttp.ClientError, TimeoutError, ValueError) as failure:  # an event that is no JSON
         error = f"{type(failure).__name__}: {failure}"
     if not error and not usage.get("completion_tokens"):
         # Also where the engine died behind the server: the stream then ends like any other.
@@ -357,6 +358,30 @@ async def stream_request(
     )
 
 
+async def read_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """The data of each event of a stream of server-sent events that is not empty, as it becomes complete.
+
+    By the standard (html.spec.whatwg.org, "Server-sent events"): lines end in LF, CR or CRLF, a byte order mark and the
+    space after "data:" may be there or not, an event may have several lines of data, comments and other fields are
+    passed over, and an event that no empty line ends is none.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
+    rest, after_cr, lines_of_event = "", False, list[str]()
+    async for chunk in chunks:
+        if not (text := decoder.decode(chunk)):
+            continue
+        text, after_cr = text[after_cr and text[0] == "\n" :], text[-1] == "\r"  # the other half of a CRLF
+        *lines, rest = re.split(r"\r\n|\r|\n", rest + text)
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name == "data":
+                lines_of_event.append(value.removeprefix(" "))
+            elif not line:
+                if data := "\n".join(lines_of_event):
+                    yield data
+                lines_of_event = []
+
+
 def final_channel_s(pieces: Sequence[str], arrivals: Sequence[float]) -> float:
     """When the first text of the final channel came; without channels the first text; NaN where it never came."""
     text = "".join(pieces)
@@ -373,7 +398,7 @@ async def _watch(session: aiohttp.ClientSession, samples: list[EngineSample], be
     """Sample the engine until cancelled; nothing where the server has no such counters."""
     while True:
         try:
-            async with session.get("/metrics") as response:
+            async with session.get("metrics") as response:
                 page = await response.text()
         except aiohttp.ClientError:  # the requests say that the server is gone
             return

@@ -58,6 +58,8 @@ def server_flags(recipe: Recipe, speculative: dict[str, Any] | None = None) -> l
     """vLLM's flags for the recipe, without address: what a deployment uses too."""
     values = target_arguments(recipe, not torch.cuda.is_available(), (speculative or {}).get("model"))
     values["served_model_name"] = recipe.name
+    if recipe.target.chat_template_kwargs:  # of requests to /v1/chat/completions, which clients send
+        values["default_chat_template_kwargs"] = _compact(recipe.target.chat_template_kwargs)
     if speculative:
         values["speculative_config"] = _compact(speculative)
     flags = {f"--{key.replace('_', '-')}": value for key, value in values.items()}
@@ -171,7 +173,7 @@ class Server:
     """A running server.
 
     Attributes:
-        base_url: such as http://127.0.0.1:41237, without a path.
+        base_url: what the paths of requests are appended to, such as http://127.0.0.1:41237.
         model: the name requests must use.
         api_key: of the /v1 routes; not part of the representation, so that it reaches no log.
         log_path: everything the server wrote; None for one that was not started here, which may lack the cache reset

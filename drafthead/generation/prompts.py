@@ -51,7 +51,9 @@ class Pool:
         train, heldout: in the order of their draw.
         rows: how many were read.
         refused: reason -> how many rows were no conversation.
-        examples: reason -> where the first one stands.
+        repaired: what was changed or not read -> in how many rows.
+        examples: reason, or what was changed -> where the first one stands.
+        duplicates: prompts that were dropped because another source, or another row, has them.
     """
 
     source: Located
@@ -59,7 +61,13 @@ class Pool:
     heldout: list[Candidate] = field(default_factory=list)
     rows: int = 0
     refused: Counter[str] = field(default_factory=Counter)
+    repaired: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
+    duplicates: int = 0
+
+    def draws(self, side: str) -> bool:
+        """Whether the recipe draws prompts of a side from this source."""
+        return bool(self.source.config.to_train if side == "train" else self.source.config.heldout)
 
 
 @dataclass
@@ -154,7 +162,8 @@ def _made_from(settings: PromptsConfig, sources: Sequence[Located]) -> dict[str,
             raise ValueError(f"prompts.path {settings.path} has {len(files)} files: give one, or use prompts.sources")
         ((name, sha256),) = files.items()
         return {"source": name, "source_sha256": sha256}
-    return {"sources": [{**s.config.model_dump(exclude={"path"}), "made_from": s.identity} for s in sources]}
+    made_from = [{**s.config.model_dump(exclude={"path"}), "made_from": s.identity} for s in sources]
+    return {"sources": sorted(made_from, key=lambda source: source["name"])}
 
 
 def make_mix(settings: PromptsConfig, sources: Sequence[Located], turn_by_turn: bool = True) -> Mix:
@@ -170,7 +179,7 @@ def make_mix(settings: PromptsConfig, sources: Sequence[Located], turn_by_turn: 
     Raises:
         ValueError: a file is damaged or not what it should be, or a source has no prompt where some are wanted.
     """
-    pools = [gather(source, settings.seed) for source in sources]
+    pools = [gather(source, settings.seed) for source in sorted(sources, key=lambda source: source.config.name)]
     duplicates = drop_duplicates(pools, turn_by_turn)
     overlaps = find_overlaps([c for pool in pools for c in pool.train], [c for pool in pools for c in pool.heldout])
     overlapping = set() if settings.path else {overlap.train.id for overlap in overlaps}
@@ -193,9 +202,12 @@ def _draw(pool: Pool, seed: int, mix: Mix) -> None:
     notes += _shortage(pool, "held-out prompts", len(heldout), config.heldout)
     for reason, count in pool.refused.items():
         notes.append(f"{config.name}: {count} of {pool.rows} rows left out: {reason} (such as {pool.examples[reason]})")
+    for repair, count in pool.repaired.items():
+        notes.append(f"{config.name}: in {count} of {pool.rows} rows {repair} (such as {pool.examples[repair]})")
     if train and pool.source.entry.reminder:
         notes.append(f"REMINDER: {pool.source.entry.reminder}")
-    counts = {"rows": pool.rows, "refused": dict(pool.refused), "train": len(train), "heldout": len(heldout)}
+    counts = {"rows": pool.rows, "refused": dict(pool.refused), "repaired": dict(pool.repaired)}
+    counts |= {"train": len(train), "heldout": len(heldout)}
     mix.report["sources"][config.name] = counts
     mix.train += train
     mix.heldout += heldout
@@ -207,7 +219,7 @@ def _shortage(pool: Pool, what: str, found: int, wanted: int) -> list[str]:
         raise ValueError(
             f"prompts: {pool.source.config.name} has no {what} left of {pool.rows} rows of {documents} documents "
             f"({len(pool.train)} rows could be trained on, {len(pool.heldout)} are held out at heldout_share "
-            f"{pool.source.heldout_share}); lines of a "
+            f"{pool.source.heldout_share}, {pool.duplicates} are duplicates, of another source perhaps); lines of a "
             'file of yours may declare "split": "train" or "heldout"'
         )
     return [f"{pool.source.config.name}: {found} {what} instead of {wanted}"] if found < wanted < _ALL else []
@@ -352,7 +364,10 @@ def is_held_out(document: str, share: float, seed: int) -> bool:
 
 
 def drop_duplicates(pools: Sequence[Pool], turn_by_turn: bool) -> int:
-    """Keep the first of prompts that differ in case and white space only; a held-out one before a training one.
+    """Keep one of prompts that differ in case and white space only; a held-out one before a training one.
+
+    Of several sources the smallest that draws prompts keeps it: one that a larger source contains is not left empty, in
+    whatever order they stand.
 
     With `turn_by_turn` a training chat is also prompted with its first question alone. Those of later turns have
     responses in them that do not exist yet.
@@ -361,10 +376,9 @@ def drop_duplicates(pools: Sequence[Pool], turn_by_turn: bool) -> int:
         How many were dropped.
     """
     seen: set[bytes] = set()
-    dropped = 0
     for side in ("heldout", "train"):
         held = set(seen)
-        for pool in pools:
+        for pool in sorted(pools, key=lambda pool: (not pool.draws(side), len(getattr(pool, side)))):
             kept = []
             for candidate in getattr(pool, side):
                 prompt, key = candidate.prompt, _normalised(candidate.prompt)
@@ -372,9 +386,9 @@ def drop_duplicates(pools: Sequence[Pool], turn_by_turn: bool) -> int:
                 if key not in seen and _normalised(replace(prompt, messages=alone)) not in held:
                     seen.add(key)
                     kept.append(candidate)
-            dropped += len(getattr(pool, side)) - len(kept)
+            pool.duplicates += len(getattr(pool, side)) - len(kept)
             setattr(pool, side, kept)
-    return dropped
+    return sum(pool.duplicates for pool in pools)
 
 
 def _normalised(prompt: Prompt) -> bytes:
@@ -389,10 +403,15 @@ def _conversations(pool: Pool, path: Path) -> Iterator[Conversation]:
     for where, row in progress_bar(None, f"reading {path.name}", "row", read(path)):
         pool.rows += 1
         try:
-            yield read_row(row, pool.source.config.name)
+            conversation = read_row(row, pool.source.config.name)
         except RowError as error:
             pool.refused[str(error)] += 1
             pool.examples.setdefault(str(error), where)
+            continue
+        for repair in dict.fromkeys(conversation.repairs):
+            pool.repaired[repair] += 1
+            pool.examples.setdefault(repair, where)
+        yield conversation
 
 
 def _candidates(source: Located, conversation: Conversation) -> Iterator[Candidate]:

@@ -26,7 +26,7 @@ from pydantic import BaseModel
 
 from drafthead.artifacts import digest
 from drafthead.config.recipe import PromptSource, on_disk
-from drafthead.data.prompts import Conversation, Message, RowError, parse_json, parse_messages, token_ids
+from drafthead.data.prompts import ROLES, Conversation, Message, RowError, parse_json, parse_messages, token_ids
 from drafthead.files import foreign, sha256_file
 
 Row = Mapping[str, Any]
@@ -35,12 +35,20 @@ _MESSAGES = ("messages", "conversations", "conversation")
 _IDS = ("prompt_ids", "input_ids", "input_tokens", "tok_input")
 # A row is read by the first that it has.
 _SHAPES = (*_MESSAGES, *_IDS, "turns", "instruction", "prompt", "question", "problem_statement", "text")
+_WITH_RESPONSE, _RESPONSES = ("instruction", "prompt", "question"), ("completion", "response", "output")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _DOCUMENT = ("document", "repo", "id", "question_id", "task_id", "prompt_id", "uuid", "module")
+_LABELS = {"category", "source", "split", "metadata", "document"}
 _OWN = {
-    *_SHAPES, *_DOCUMENT, "response_ids", "input", "system", "tools", "text_input", "category", "source", "split",
-    "metadata",
+    *_SHAPES, *_DOCUMENT, *_LABELS, *_RESPONSES, "response_ids", "input", "system", "tools", "text_input",
 }  # fmt: skip
+# OpenAI's logs and batch files: what servers write into a response, and into a line of a batch.
+_LOG = _LABELS | {
+    "id", "object", "created", "model", "messages", "tools", "choices", "usage", "system_fingerprint", "service_tier",
+    "prompt_logprobs", "prompt_token_ids", "kv_transfer_params",
+}  # fmt: skip
+_BATCH = _LABELS | {"id", "custom_id", "method", "url", "body", "response", "error"}
+_CHANGES_PROMPT = ("chat_template", "chat_template_kwargs", "reasoning_effort", "documents", "continue_final_message")
 WITHHELD = "published without its text: run prepare_data.py of NVIDIA's specdec_bench, and give its file"
 _MEND = "Mend it, fetch it again, or give another file"
 _SHARD = re.compile(r"-\d+-of-(\d+)")
@@ -260,26 +268,29 @@ def read_row(row: Row, name: str) -> Conversation:
     of the user's own that declares its split is its own document.
 
     Raises:
-        RowError: the row is no prompt, its split is neither train nor heldout, or a row of the user's own has a key
-            that nothing reads, at all or in a row of its shape.
+        RowError: the row is no prompt, its split is neither train nor heldout, or a row of the user's own, or a message
+            in it, has a key that nothing reads, at all or in a row of its shape.
     """
     entry, row = CATALOGUE.get(name, LOCAL), ADAPTERS.get(name, dict)(row)
-    own = entry is LOCAL
-    if own and (unknown := sorted({str(key) for key, value in row.items() if value is not None} - _OWN)):
-        raise RowError(f"unknown key {', '.join(unknown)}; known: {', '.join(sorted(_OWN))} (metadata is not read)")
+    own, repairs = entry is LOCAL, list[str]()
+    if own:
+        row = _without_envelope(row, repairs)
     shape = next((key for key in _SHAPES if row.get(key) is not None), "prompt")
     messages: tuple[Message, ...] = ()
-    ids, system = None, row.get("system")
+    ids, system, response_key = None, row.get("system"), ""
     if shape in _IDS:
         ids = token_ids(row[shape])
     else:
-        chat = row[shape] if shape in _MESSAGES else [{"role": "user", "content": _question(row, shape)}]
-        messages = parse_messages(chat)
+        chat = row[shape] if shape in _MESSAGES else _asked(row, shape)
+        if own and shape in _WITH_RESPONSE:
+            response_key = next((key for key in _RESPONSES if row.get(key)), "")
+            chat = [*chat, *_answered(row[response_key])] if response_key else chat
+        messages = parse_messages(chat, own, repairs)
         if system and not any(message["role"] in ("system", "developer") for message in messages):
-            messages, system = parse_messages([{"role": "system", "content": system}, *chat]), None
-    was_read = {shape, "input" if shape == "instruction" else "", "" if system else "system"}
+            messages, system = parse_messages([{"role": "system", "content": system}, *messages], own), None
+    was_read = {shape, response_key, "input" if shape == "instruction" else "", "" if system else "system"}
     texts = [message["content"] for message in messages]  # what stands in the chat too is not lost
-    others = [key for key in (*_SHAPES, "system", "input") if key not in was_read and row.get(key)]
+    others = [key for key in (*_SHAPES, *_RESPONSES, "system", "input") if key not in was_read and row.get(key)]
     if own and (unread := [key for key in others if row[key] not in texts]):
         raise RowError(f"{' and '.join(unread)} would not be read: a row has one of {', '.join(_SHAPES)}")
     response_ids = row.get("response_ids") if own else None
@@ -300,14 +311,94 @@ def read_row(row: Row, name: str) -> Conversation:
     return Conversation(
         messages,
         document=document,
-        category=_name(row.get(entry.label)),
+        category=_name(row.get(entry.label), repairs),
         tools=tuple(tools) or None,
         prompt_ids=ids,
         response_ids=None if response_ids is None else token_ids(response_ids),
         text=str(row.get("text_input") or ""),
         split=split,
-        source=_name(row.get("source")) if own else None,
+        source=_name(row.get("source"), repairs) if own else None,
+        repairs=tuple(repairs),
     )
+
+
+def _without_envelope(row: Row, repairs: list[str]) -> Row:
+    """A row of the user's own with the usual names: a log or a batch file of OpenAI's API is taken apart.
+
+    The id of a request names no document: a chat sends one with every turn.
+
+    Raises:
+        RowError: a key is unknown, or the row holds no prompt.
+    """
+    is_batch, is_log = row.get("body") is not None or row.get("custom_id") is not None, row.get("choices") is not None
+    known = _BATCH if is_batch else _LOG if is_log else _OWN
+    if unknown := sorted({str(key) for key, value in row.items() if value is not None} - known):
+        raise RowError(f"unknown key {', '.join(unknown)}; known: {', '.join(sorted(known))} (metadata is not read)")
+    if not is_batch and not is_log:
+        return row
+    if is_batch and row.get("body") is None:
+        raise RowError(
+            "custom_id without body: the output of a batch does not have its prompts; add to each line, as `body`, "
+            "that of the line of the batch's input with the same custom_id"
+        )
+    request = _need_object(row["body"], "body") if is_batch else row
+    if request.get("messages") is None:
+        raise RowError(
+            "body has no messages: only requests to /v1/chat/completions have a prompt that is a chat"
+            if is_batch
+            else "choices without messages: a response of OpenAI's API does not have its prompt; add to each row the "
+            "`messages` of its request"
+        )
+    repairs += [f"{key} of a request is not read" for key in _CHANGES_PROMPT if request.get(key)]
+    chat = parse_json(request["messages"])
+    if not isinstance(chat, list) or not chat:
+        raise RowError("messages must be a non-empty list")
+    tools = parse_json(request.get("tools") or [])
+    tools = tools or [{"type": "function", "function": one} for one in parse_json(request.get("functions") or [])]
+    if is_log or row.get("response") is not None or row.get("error"):
+        chat = [*chat, *_logged_response(row, chat, repairs)]
+    return {**{key: row.get(key) for key in _LABELS}, "messages": chat, "tools": tools}
+
+
+def _logged_response(row: Row, chat: list[Any], repairs: list[str]) -> list[Message]:
+    """The message of the first choice, with its finish_reason; none where the request failed or no text came."""
+    response = row if row.get("choices") is not None else _need_object(row.get("response") or {}, "response")
+    status = response.get("status_code", 200)
+    response = _need_object(response["body"], "response.body") if response.get("body") is not None else response
+    choices = parse_json(response.get("choices") or [])
+    if row.get("error") or status != 200 or not choices:
+        repairs.append("a request without a response, or with an error: its prompt is read")
+        return []
+    choice = _need_object(choices[0] if isinstance(choices, list) else choices, "choices[0]")
+    message = _need_object(choice.get("message"), "choices[0].message")
+    if isinstance(chat[-1], Mapping) and ROLES.get(str(chat[-1].get("role"))) == "assistant":
+        raise RowError("messages end with an assistant's, and choices[0] is another: one of them would not be read")
+    if len(choices) > 1:
+        repairs.append("choices after the first are not read")
+    if not any(message.get(key) for key in ("content", "refusal", "tool_calls", "function_call")):
+        repairs.append("a response without text: its prompt is read")
+        return []
+    return [{"role": "assistant", **message, "finish_reason": choice.get("finish_reason")}]
+
+
+def _need_object(value: Any, name: str) -> Row:
+    value = parse_json(value)
+    if not isinstance(value, Mapping):
+        raise RowError(f"{name} is not an object")
+    return value
+
+
+def _asked(row: Row, shape: str) -> list[Any]:
+    """The messages of a row with a single question; in TRL's form `prompt` is a list of them."""
+    text = _question(row, shape)
+    return text if shape == "prompt" and isinstance(text, list) else [{"role": "user", "content": text}]
+
+
+def _answered(value: Any) -> list[Any]:
+    """The response to it: a text, a message or a list of them."""
+    if isinstance(value, list):
+        return value
+    return [value if isinstance(value, Mapping) else {"role": "assistant", "content": value}]
 
 
 def _question(row: Row, shape: str) -> Any:
@@ -320,9 +411,12 @@ def _question(row: Row, shape: str) -> Any:
     return f"{text}\n\n{row['input']}" if shape == "instruction" and row.get("input") else text
 
 
-def _name(value: Any) -> str | None:
+def _name(value: Any, repairs: list[str]) -> str | None:
     """A category or a source, without what would break a line or steer a terminal."""
-    return _CONTROL.sub(" ", "" if value is None else str(value)) or None
+    name, count = _CONTROL.subn(" ", "" if value is None else str(value))
+    if count:
+        repairs.append("control characters in a category or a source are read as spaces")
+    return name or None
 
 
 def _need(row: Row, name: str) -> Any:

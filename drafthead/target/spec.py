@@ -125,9 +125,15 @@ def model_config(recipe: Recipe) -> Any:
         return AutoConfig.from_pretrained(directory, trust_remote_code=recipe.target.trust_remote_code)
 
 
-def target_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, str | None]:
-    """Which target an artifact was made from or for; the fingerprint is what consumers compare."""
-    return {"path": recipe.target.path, "revision": recipe.target.revision, "fingerprint": spec.fingerprint}
+_TEMPLATE_KWARGS = "chat_template_kwargs"
+
+
+def target_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
+    """Which target an artifact was made from or for; consumers compare the fingerprint, and what its chat template is
+    told where it is told something."""
+    target = {"path": recipe.target.path, "revision": recipe.target.revision, "fingerprint": spec.fingerprint}
+    told = recipe.target.chat_template_kwargs
+    return target | ({_TEMPLATE_KWARGS: told} if told else {})
 
 
 def target_names(found: Mapping[str, Any], recipe: Recipe, spec: TargetSpec) -> tuple[str, str]:
@@ -139,14 +145,16 @@ def target_names(found: Mapping[str, Any], recipe: Recipe, spec: TargetSpec) -> 
         spec: of the recipe's target.
     """
     wanted = target_identity(recipe, spec)
-    same = found["fingerprint"] == wanted["fingerprint"]  # a directory may have moved
+    compared = ("fingerprint", _TEMPLATE_KWARGS)
+    same = all(found.get(key) == wanted.get(key) for key in compared)  # a directory may have moved
     return _name_target(wanted if same else found), _name_target(wanted)
 
 
 def _name_target(target: Mapping[str, Any]) -> str:
     """A target in words: what the recipe calls it, and the start of its fingerprint."""
     at = f" at revision {target['revision']}" if target["revision"] else ""
-    return f"{target['path']}{at} (fingerprint {target['fingerprint'][:12]})"
+    told = f", {_TEMPLATE_KWARGS} {json.dumps(target[_TEMPLATE_KWARGS])}" if target.get(_TEMPLATE_KWARGS) else ""
+    return f"{target['path']}{at} (fingerprint {target['fingerprint'][:12]}{told})"
 
 
 def check_aux_layer_ids(spec: TargetSpec, aux_layer_ids: Sequence[int]) -> None:

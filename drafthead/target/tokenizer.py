@@ -5,6 +5,7 @@ few that matter are read off the template's own text: what it writes stands in i
 variable such as `eos_token`. To these come the tokens on which generation stops.
 """
 
+import re
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -32,7 +33,8 @@ def load_tokenizer(recipe: Recipe, templated: bool = False) -> "PreTrainedTokeni
 
     Raises:
         OSError: it is not on this machine.
-        ValueError: it has no chat template, or needs code of the repository that target.trust_remote_code forbids.
+        ValueError: it has no chat template, or one that does not read target.chat_template_kwargs, or needs code of the
+            repository that target.trust_remote_code forbids.
     """
     from transformers import AutoTokenizer
 
@@ -46,6 +48,12 @@ def load_tokenizer(recipe: Recipe, templated: bool = False) -> "PreTrainedTokeni
         raise ValueError(
             f"the tokenizer of {recipe.target.path} has no chat template; a head must be trained on templated prompts, "
             "use the instruction-tuned checkpoint"
+        )
+    template = str(tokenizer.chat_template)
+    if unread := [name for name in target.chat_template_kwargs if not re.search(rf"\b{re.escape(name)}\b", template)]:
+        raise ValueError(
+            f"target.chat_template_kwargs has {unread[0]}, which the chat template of {target.path} does not read; "
+            "correct its spelling, or leave it out"
         )
     return tokenizer
 

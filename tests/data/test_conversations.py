@@ -40,10 +40,7 @@ AS_TEXT = [{"type": "function", "function": {"name": "f", "arguments": '{"city":
                 ({"tool_calls": AS_TEXT}, {"tool_calls": CALL}),
                 ({"tool_calls": json.dumps(AS_TEXT)}, {"tool_calls": CALL}),
                 ({"function_call": AS_TEXT[0]["function"]}, {"tool_calls": CALL}),
-                (
-                    {"tool_calls": [{"function": {"name": "f", "arguments": "Paris"}}]},
-                    {"tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
-                ),
+                ({"tool_calls": [{"name": "f"}]}, {"tool_calls": [{"name": "f", "arguments": {}}]}),
                 ({"tool_calls": json.dumps(AS_TEXT[0])}, {"tool_calls": CALL}),
                 ({"tool_calls": [AS_TEXT[0]["function"]]}, {"tool_calls": [CALL[0]["function"]]}),
                 ({"tool_calls": "[]", "function_call": "none"}, {}),
@@ -65,6 +62,16 @@ AS_TEXT = [{"type": "function", "function": {"name": "f", "arguments": '{"city":
             [*USER, {"role": "function", "content": "1", "name": "f", "tool_call_id": "c"}],
             (*USER, {"role": "tool", "content": "1", "name": "f", "tool_call_id": "c"}),
         ),
+        *(
+            (
+                [*USER, {"role": "gpt", "content": "a", key: learned}],
+                (*USER, {"role": "assistant", "content": "a", **marked}),
+            )
+            for key in ("weight", "train", "trainable", "loss", "loss_mask")
+            for learned, marked in ((0, {"weight": 0}), (False, {"weight": 0}), (1, {}), (True, {}), (None, {}))
+        ),
+        ([*USER, {"role": "assistant", "content": None, "refusal": "no"}], (*USER, *chat(("assistant", "no")))),
+        ([{"role": "user", "content": "u", "name": "n", "weight": 0}], ({**USER[0], "name": "n"},)),
         (
             [*USER, {"role": "gpt", "content": "a", "reasoning_content": "t"}],
             (*USER, {"role": "assistant", "content": "a", "thinking": "t"}),
@@ -83,11 +90,35 @@ def test_messages_are_normalised(rows, expected):
         (SYSTEM, "no user"),
         ([{"role": "user", "content": [{"image_url": "x"}]}], "not text"),
         ([{"role": "assistant", "tool_calls": "{"}], "JSON"),
+        *(
+            ([*USER, {"role": "assistant", "content": "a", **calls}], reason)
+            for calls, reason in (
+                ({"tool_calls": [{"function": {"name": "f", "arguments": "Paris"}}]}, "arguments"),
+                ({"tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1'}}]}, "arguments"),
+                ({"tool_calls": [{"name": "f", "arguments": [1]}]}, "arguments"),
+                ({"tool_calls": ["f"]}, "name"),
+                ({"tool_calls": [{"function": {"arguments": "{}"}}]}, "name"),
+                ({"function_call": {"name": "f", "arguments": "{}"}, "tool_calls": CALL}, "function_call"),
+                ({"weight": 0.5}, "weight"),
+                ({"loss_mask": [0, 1]}, "loss_mask"),
+            )
+        ),
     ],
 )
 def test_what_is_no_conversation_has_a_reason(rows, reason):
     with pytest.raises(RowError, match=reason):
         parse_messages(rows)
+
+
+def test_what_is_changed_is_listed_and_keys_that_nothing_reads_are_refused_by_name():
+    repairs: list[str] = []
+    rows = [*chat(("assistant", "x"), ("system", "")), *USER, {"role": "gpt", "tool_calls": [{"name": "f"}]}]
+    parse_messages(rows, True, repairs)
+    assert len(repairs) == len(set(repairs)) == 3
+    for bad, named in (({"text": "u"}, "'text'"), ({"content": "u", "value": "v"}, "content, value")):
+        with pytest.raises(RowError, match=named):
+            parse_messages([{"role": "user", **bad}], True)
+    assert parse_messages([{**USER[0], "markdown": "x"}]) == USER  # of a public data set
 
 
 def test_the_first_the_last_or_all_questions_become_prompts():
@@ -106,6 +137,11 @@ def test_a_thought_is_kept_in_the_response_and_left_out_of_the_history():
     thoughtful = {"role": "assistant", "content": "a", "thinking": "t"}
     (_, first), (history, _) = cut((*USER, thoughtful, *USER), "all")
     assert first == thoughtful
+    unlearned = {"role": "assistant", "content": "a", "weight": 0, "finish_reason": "length"}
+    assert cut((*USER, unlearned, *USER), "all") == [
+        (USER, unlearned),
+        ((*USER, *chat(("assistant", "a")), *USER), None),
+    ]
     assert history[1] == {"role": "assistant", "content": "a"}
 
 
@@ -125,7 +161,8 @@ roles = st.sampled_from([*ROLES, "narrator", "", None, "Human "])
 contents = st.text(max_size=20) | st.just("\udfff") | json_values
 messages = st.one_of(
     st.fixed_dictionaries(
-        {"role": roles, "content": contents}, optional={"tool_calls": json_values, "name": json_values}
+        {"role": roles, "content": contents},
+        optional=dict.fromkeys(("tool_calls", "name", "weight", "finish_reason"), json_values),
     ),
     st.fixed_dictionaries({"from": roles, "value": contents}),
     json_values,

@@ -9,10 +9,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextmanager
-def replying(reply: Callable[[], str], idle_s: float = math.inf, status: int = 200) -> Iterator[str]:
+def replying(
+    reply: Callable[[], str], idle_s: float = math.inf, status: int = 200, requested: list[str] | None = None
+) -> Iterator[str]:
     """The URL of a server, a thread of this process, that replies to every request, whatever its key.
 
-    A connection that was idle for longer is closed when it is used again, as by a server whose limit is just over.
+    The paths of requests are added to `requested`. A connection that was idle for longer is closed when it is used
+    again, as by a server whose limit is just over.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -23,6 +26,8 @@ def replying(reply: Callable[[], str], idle_s: float = math.inf, status: int = 2
             if time.monotonic() - self.used > idle_s:
                 self.close_connection = True
                 return
+            if requested is not None:
+                requested.append(self.path)
             body = reply().encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))

@@ -4,13 +4,22 @@ import asyncio
 import json
 import math
 import time
+from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from drafthead.config.evaluation import EndpointConfig, LoadConfig
-from drafthead.engine.load import LoadRequest, RequestTimes, endpoint_server, final_channel_s, run_load, stream_request
+from drafthead.engine.load import (
+    LoadRequest,
+    RequestTimes,
+    endpoint_server,
+    final_channel_s,
+    read_events,
+    run_load,
+    stream_request,
+)
 from drafthead.engine.server import Server, ServerError
 from tests.engine.replying import replying
 
@@ -64,11 +73,61 @@ def test_a_stream_is_timed_chunk_by_chunk():
         ([DONE], 200, "cut short"),
         ([DEAD, DONE], 200, "engine dead"),
         ([b'data: {"choices": [\n\n', USAGE, DONE], 200, "DecodeError"),
+        ([b"data: 7\n\n", USAGE, DONE], 200, "no JSON object"),
         ([], 503, "503"),
     ],
 )
 def test_a_response_that_breaks_off_or_is_none_is_a_failure_of_its_request(chunks, status, error):
     assert error in _received([*_texts("Yes"), *chunks], status).error
+
+
+def _events(*chunks: bytes) -> list[str]:
+    async def arriving() -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+
+    async def run() -> list[str]:
+        return [data async for data in read_events(arriving())]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_event_streams_are_read_by_the_standard(end):
+    """In whatever pieces they arrive."""
+    lines = [
+        "\ufeff: a comment", "event: x", "data:a", "", "data: b", "data:  c", "id", "", "", "data:", "", "data", "",
+        "date: d", "", "data: \u00e9:\u2028", "retry: 3", "", "data: no end",
+    ]  # fmt: skip
+    stream = end.join(lines).encode()
+    expected = ["a", "b\n c", "\u00e9:\u2028"]
+    assert _events(stream) == expected
+    assert _events(*(stream[i : i + 1] for i in range(len(stream)))) == expected
+    assert _events(b"data: a\r", b"", b"\ndata: b\r", b"\n\r", b"\n") == ["a\nb"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("data: ", "data:"),
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: ": ping\n\n" + text.replace("}, ", "},\ndata: "),
+    ],
+)
+def test_an_endpoint_below_a_path_is_measured_whatever_its_stream_looks_like(change):
+    page = change(b"".join([*_texts("a", "b"), USAGE, DONE]).decode())
+    requested: list[str] = []
+
+    def reply() -> str:
+        return json.dumps({"data": [{"id": "m"}]}) if requested[-1].endswith("models") else page
+
+    with replying(reply, requested=requested) as url:
+        for prefix in ("/team/a/v1/", "/team/a"):
+            server = endpoint_server(EndpointConfig(name="other", url=url + prefix, model="m"))
+            load = LoadConfig(concurrency=1)
+            (request,) = run_load(server, [LoadRequest("p", [1])], load=load, max_tokens=4).requests
+            assert (request.error, request.text, request.output_tokens) == ("", "ab", 7)
+    assert set(requested) == {f"/team/a/{path}" for path in ("v1/models", "v1/completions", "metrics")}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from drafthead.config import load_recipe
 from drafthead.config.evaluation import EndpointConfig, LoadConfig
@@ -57,6 +59,13 @@ def test_the_command_binds_to_loopback_and_holds_no_key():
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert not any("key" in part for part in command)
     assert command[command.index("--generation-config") + 1] == "vllm"
+
+
+def test_servers_tell_the_chat_template_of_clients_what_the_recipe_does():
+    recipe = load_recipe(overrides=["target.chat_template_kwargs={enable_thinking: false}"])
+    command = server_command(recipe, 12345, NGRAM)
+    values = make_arg_parser(FlexibleArgumentParser()).parse_args(command[3:])
+    assert values.default_chat_template_kwargs == {"enable_thinking": False}
 
 
 @pytest.mark.slow

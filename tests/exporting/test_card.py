@@ -8,7 +8,9 @@ import huggingface_hub
 import pytest
 
 from drafthead import artifacts
+from drafthead.artifacts import ArtifactError
 from drafthead.engine.offline import engine_arguments
+from drafthead.evaluation.workload import EvalPrompt, Workload, identity
 from drafthead.exporting.card import push_head, response_source, write_card
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import import_head
@@ -56,6 +58,25 @@ def test_a_card_names_what_is_known_and_what_is_not(head):
     ):  # fmt: skip
         assert part in text, f"{part!r} is not in\n{text}"
     assert "None" not in text.replace("None has been stated", "")
+
+
+@pytest.mark.parametrize("layout", ["vllm", "speculators"])
+def test_what_the_chat_template_was_told_is_on_the_card_and_in_the_command(tmp_path, target, layout):
+    (target / "chat_template.jinja").open("a").write("{# enable_thinking #}")
+    told = "target.chat_template_kwargs={enable_thinking: false}"
+    first = recipe_at(tmp_path / "first")
+    write_run(first)
+    options = f"target.path={target}", f"export.format={layout}"
+    recipe = recipe_at(tmp_path / "second", told, *options)
+    import_head(recipe, str(export_head(first, serve_check=False)))
+    export_head(recipe, serve_check=False)
+    card, quoted = write_card(recipe).read_text(), '{"enable_thinking": false}'
+    assert f"--default-chat-template-kwargs '{quoted}'" in card
+    assert f"`{quoted}`" in card
+    with pytest.raises(ArtifactError, match="enable_thinking"):
+        identity(
+            recipe_at(tmp_path / "second", *options), Workload([EvalPrompt("a", "chat", [1])], 0), ("none", "eagle3")
+        )
 
 
 @pytest.mark.parametrize("layout", ["vllm", "speculators"])

@@ -134,6 +134,26 @@ def line_of(content: Any, role: Any = "user", **more: Any) -> bytes:
         (b'{"prompt_ids": [1], "system": "b"}', "system would not be read"),
         (b'{"promt": "a"}', "unknown key promt; known: .*messages"),
         (b'{"turns": 3}', "no turns"),
+        (b'{"messages": [{"role": "user", "text": "x"}]}', "'text'"),
+        (b'{"messages": [{"role": "user", "content": "x", "wieght": 0}]}', "'wieght'"),
+        (line_of("x", weight=0), "unknown key weight"),
+        (b'{"messages": [{"role": "user", "content": "x"}, {"role": "gpt", "content": "y", "train": "no"}]}', "train"),
+        (
+            b'{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": null, '
+            b'"tool_calls": [{"function": {"name": "f", "arguments": "{\\"a\\": "}}]}]}',
+            "arguments",
+        ),
+        (b'{"chosen": [{"role": "user", "content": "x"}], "rejected": []}', "chosen"),
+        (b'{"prompt": "a", "completion": "b", "response": "c"}', "response would not be read"),
+        (b'{"choices": [{"message": {"role": "assistant", "content": "y"}}], "usage": {}}', "messages"),
+        (b'{"custom_id": "1", "response": {"status_code": 200, "body": {"choices": []}}, "error": null}', "custom_id"),
+        (b'{"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": {"input": "x"}}', "messages"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "choices": [{"text": "y"}]}', r"choices\[0\]\.message"),
+        (
+            b'{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], '
+            b'"choices": [{"message": {"content": "z"}}]}',
+            r"choices\[0\]",
+        ),
         (b'{"id": "x"}', "no column prompt"),
         (b'{"prompt": "a", "response_ids": [4]}', "response_ids without prompt_ids"),
         (b'{"prompt_ids": [4], "response_ids": []}', "token ids must be a non-empty list"),
@@ -217,6 +237,15 @@ TOKENIZERS = [
     *(text("tokenizer_config.json", content) for content in ("[]", "{", '{"tokenizer_class": 7}')),
     text("chat_template.jinja", b"\xff\xff"),
 ]
+
+
+def test_a_variable_that_the_chat_template_does_not_read(tmp_path, capsys, target):
+    arguments = [*prompts_of(tmp_path), f"target.path={target}"]
+    assert run_here(PROMPTS, *arguments) == 0
+    for name, why in (("enable_thinkng", "does not read"), ("reasoning_effort", "responses.reasoning_efforts")):
+        message = refused(capsys, REGENERATE, *arguments, f"target.chat_template_kwargs={{{name}: false}}")
+        assert name in message
+        assert why in " ".join(message.split())
 
 
 @pytest.mark.parametrize("damage", TOKENIZERS)

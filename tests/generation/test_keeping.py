@@ -1,17 +1,19 @@
 """`responses.regenerate: false`: the responses of the data, from the prompts to tokens with a mask; no engine runs."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tqdm import tqdm
 
-from drafthead.artifacts import ArtifactError
+from drafthead.artifacts import ArtifactError, read_manifest
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
-from drafthead.data.rendering import BEYOND_VOCABULARY, NO_RESPONSE, NO_ROOM
+from drafthead.data.rendering import BEYOND_VOCABULARY, BROKEN_OFF, IS_CONTEXT, NO_RESPONSE, NO_ROOM
 from drafthead.data.responses import ResponseTokens, read_left_out
+from drafthead.evaluation.workload import load_workload
 from drafthead.generation import regenerate as stage
 from drafthead.generation.prompts import make_prompts
 from tests.artifacts import read_responses
@@ -94,6 +96,64 @@ def test_answers_of_token_ids_are_taken_as_they_are(tmp_path: Path, capsys):
     # Where they are not wanted that is said.
     assert run_here("data_gen/prompts.py", *options, "responses.regenerate=true", "name=other") == 0
     assert "come with response_ids, which are left out" in capsys.readouterr().out
+
+
+def logged_rows() -> list[dict[str, Any]]:
+    """Chats with a response as each format writes it, in turns: learned, not learned, cut off, filtered, a batch."""
+    rows: list[dict[str, Any]] = []
+    for i in range(25):
+        ask, answer = {"role": "user", "content": f"Question {i}?"}, {"role": "assistant", "content": f"Answer {i}."}
+        choice = {"message": answer, "finish_reason": {2: "length", 3: "content_filter"}.get(i % 5, "stop")}
+        log = {"id": f"chatcmpl-{i}", "created": 1, "model": "m", "choices": [choice], "usage": {}}
+        rows.append(
+            [
+                {"messages": [ask, {**answer, "weight": 1}]},
+                {"messages": [ask, {**answer, "train": False}]},
+                {**log, "messages": [ask]},
+                {**log, "messages": [ask]},
+                {"custom_id": str(i), "body": {"messages": [ask]}, "response": {"status_code": 200, "body": log}},
+            ][i % 5]
+        )
+    return [row | {"split": "heldout" if i >= 20 else "train"} for i, row in enumerate(rows)]
+
+
+@pytest.mark.slow
+def test_logs_are_kept_as_what_they_are_under_the_variables_of_the_chat_template(tmp_path: Path, target: Path, capsys):
+    """The template writes what it is told into the prompt; no stage takes what was made from other prompts."""
+    path, template = tmp_path / "log.jsonl", target / "chat_template.jinja"
+    path.write_text("\n".join(map(json.dumps, logged_rows())))
+    text, marker = template.read_text(), "# Valid channels: analysis, final"
+    assert marker in text
+    template.write_text(text.replace(f'{marker}<|end|>"', f'{marker}" ~ ("" if thinks else " silent") ~ "<|end|>"'))
+    options = (
+        *SMALL, f"prompts.path={path}", "prompts.validation=5", "prompts.max_train=null", "prompts.max_heldout=null",
+        f"output_dir={tmp_path}", f"target.path={target}", "responses.regenerate=false",
+    )  # fmt: skip
+    silent = (*options, "target.chat_template_kwargs={thinks: false}")
+    assert run_here("data_gen/prompts.py", *silent) == 0
+    assert run_here("data_gen/regenerate.py", *silent) == 0
+    recipe = small_recipe(tmp_path, *silent)
+    tokenizer, directory = stage.load_tokenizer(recipe), recipe.responses_dir("train")
+    texts = {p.id: p.response["content"] for p in read_prompts(recipe.prompts_dir, "train") if p.response}
+    stored, left_out = read_responses(directory), Counter(entry.reason for entry in read_left_out(directory))
+    assert len(stored) + left_out.total() == len(texts) == 15
+    assert set(left_out) == {IS_CONTEXT, BROKEN_OFF}
+    for response in stored:
+        number = int(texts[response.id].removeprefix("Answer ").removesuffix("."))
+        is_cut = number % 5 == 2
+        assert number % 5 in (0, 2, 4)
+        assert response.text == f"<|channel|>final<|message|>{texts[response.id]}" + "<|return|>" * (not is_cut)
+        assert (response.finish_reason, response.flags) == (("length", ["truncated"]) if is_cut else ("given", []))
+    for response in (*stored, *read_responses(recipe.responses_dir("validation"))):
+        assert f"{marker} silent<|end|>" in tokenizer.decode(response.prompt_ids)
+    assert all(f"{marker} silent<|end|>" in tokenizer.decode(p.prompt_ids) for p in load_workload(recipe).prompts)
+    assert run_here("data_gen/harvest.py", *silent, "states.backend=transformers") == 0
+    manifest = read_manifest(recipe.states_dir("train"))
+    assert manifest["identity"]["target"]["chat_template_kwargs"] == {"thinks": False}
+    capsys.readouterr()
+    for script in ("data_gen/regenerate.py", "data_gen/harvest.py", "train/eagle3.py"):
+        assert run_here(script, *options, "states.backend=transformers") == 2
+        assert "thinks" in capsys.readouterr().err
 
 
 def test_data_without_an_answer_is_refused_before_an_engine_starts(tmp_path: Path, capsys, monkeypatch):

@@ -1,13 +1,14 @@
 """From files to splits: amounts, sides, duplicates, overlaps and draws, and the report of the artifact."""
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drafthead.artifacts import ArtifactError
-from drafthead.config import Recipe
+from drafthead.artifacts import ArtifactError, read_manifest
+from drafthead.config import Recipe, load_recipe
 from drafthead.config.recipe import PromptsConfig
 from drafthead.data.prompts import SPLITS, Prompt, read_prompts
 from drafthead.generation.prompts import (
@@ -21,6 +22,7 @@ from drafthead.generation.prompts import (
 )
 from tests.generation.published_rows import PUBLISHED, write_rows
 from tests.generation.small import small_recipe
+from tests.scripts import run_here
 
 LONG = "this question has well over thirteen words in it so that copies of it are an overlap number"
 
@@ -225,6 +227,36 @@ def test_overlaps_within_a_single_file_are_reported_and_kept(tmp_path):
     assert counts["train"] == 2
     assert "kept" in counts["notes"][0]
     assert "`" not in counts["notes"][0], "no text of a file of one's own"
+
+
+def test_sources_that_share_prompts_give_the_same_in_any_order(tmp_path: Path, capsys):
+    """Spec-Bench has all questions of MT-bench."""
+    turns = [{"question_id": i, "category": "writing", "turns": [f"Write {LONG} {i}"]} for i in range(12)]
+    write_rows(tmp_path / "mt.jsonl", turns[:4])
+    write_rows(tmp_path / "spec.jsonl", turns)
+    write_rows(tmp_path / "guard.jsonl", turns[:2])  # nothing is drawn of it
+    both = write_rows(tmp_path / "both.jsonl", [{"prompt": f"ours question {i}"} for i in range(0, 30, 3)])
+    sources = [
+        {"name": "spec-bench", "path": str(tmp_path / "spec.jsonl"), "heldout": 12},
+        {"name": "mt-bench", "path": str(tmp_path / "mt.jsonl"), "heldout": 4},
+        {"name": "speculators-qa", "path": str(tmp_path / "guard.jsonl")},
+        {"name": "ours", "path": questions(tmp_path, "ours", 30), "train": 30},
+        {"name": "both", "path": str(both), "train": 8},
+    ]  # fmt: skip
+    contents = set()
+    for i, order in enumerate((sources, sources[::-1], sources[2:] + sources[:2])):
+        options = [
+            f"output_dir={tmp_path / str(i)}", f"prompts.sources={json.dumps(order)}", "prompts.path=null",
+            "prompts.validation=2", "prompts.max_heldout=null",
+        ]  # fmt: skip
+        assert run_here("data_gen/prompts.py", *options) == 0
+        recipe = load_recipe(overrides=options)
+        splits = splits_of(recipe)
+        assert by(splits["heldout"], "source") == {"spec-bench": 8, "mt-bench": 4}
+        identity = read_manifest(recipe.prompts_dir)["identity"]
+        contents.add((str(splits), json.dumps(identity)))
+    assert len(contents) == 1
+    assert "spec-bench: 8 held-out prompts instead of 12" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

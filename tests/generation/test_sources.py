@@ -107,6 +107,65 @@ def test_the_system_prompt_of_a_row_comes_before_its_chat(tmp_path):
         pool_of("mine", write_rows(tmp_path / "own.jsonl", [{"messages": chat, "system": "y"}]))
 
 
+ASK, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+def completion(message: Any = ANSWER, reason: str | None = "stop", **more: Any) -> dict[str, Any]:
+    """A response of /v1/chat/completions, as servers write it."""
+    choice = {"index": 0, "message": {"refusal": None, "annotations": [], **message}, "finish_reason": reason}
+    return {
+        "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice],
+        "usage": {"prompt_tokens": 1}, **more,
+    }  # fmt: skip
+
+
+BODY = {"model": "m", "messages": [ASK], "max_tokens": 9, "temperature": 0.5}
+SENT = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": BODY}
+RETURNED = {"id": "batch_1", "custom_id": "1", "error": None, "body": BODY}
+TOOL = {"name": "f", "parameters": {}}
+
+
+@pytest.mark.parametrize(
+    ("row", "response", "repairs"),
+    [
+        ({**completion(), "messages": [ASK]}, ANSWER, 0),
+        ({**completion(reason="length"), "messages": [ASK]}, {**ANSWER, "finish_reason": "length"}, 0),
+        ({**completion({"content": "b", "reasoning": "t"}), "messages": [ASK]}, {**ANSWER, "thinking": "t"}, 0),
+        ({**completion({"content": None, "refusal": "b"}), "messages": [ASK]}, ANSWER, 0),
+        ({**completion({"content": None, "reasoning": "t"}, "length"), "messages": [ASK]}, None, 1),
+        ({**completion(choices=[]), "messages": json.dumps([ASK])}, None, 1),
+        ({**completion(), "choices": completion()["choices"] * 2, "messages": [ASK]}, ANSWER, 1),
+        (SENT, None, 0),
+        ({**SENT, "body": BODY | {"chat_template_kwargs": {"enable_thinking": False}}}, None, 1),
+        ({**RETURNED, "response": {"status_code": 200, "request_id": "r", "body": completion()}}, ANSWER, 0),
+        ({**RETURNED, "response": completion()}, ANSWER, 0),
+        ({**RETURNED, "response": {"status_code": 500, "body": {"error": {}}}}, None, 1),
+        ({**RETURNED, "response": None, "error": {"message": "expired"}}, None, 1),
+        ({"prompt": "a", "completion": "b"}, ANSWER, 0),
+        ({"prompt": [ASK], "completion": [ANSWER]}, ANSWER, 0),
+        ({"instruction": "a", "input": "", "output": "b"}, ANSWER, 0),
+        ({"question": "a", "response": ANSWER}, ANSWER, 0),
+        ({"prompt": "a", "response": ""}, None, 0),
+        ({"messages": [ASK, ANSWER], "response": "b"}, ANSWER, 0),
+    ],
+)
+def test_a_log_or_a_row_with_its_response_is_a_prompt_and_that_response(tmp_path, row, response, repairs):
+    pool = pool_of("mine", write_rows(tmp_path / "own.jsonl", [row]))
+    (prompt,) = prompts_of(pool)
+    assert (prompt.messages, prompt.response) == ((ASK,), response)
+    assert pool.repaired.total() == repairs
+    assert set(pool.repaired) <= set(pool.examples)
+
+
+def test_logged_turns_of_one_chat_are_one_document_with_their_tools():
+    first = read_row({**completion(), "messages": [ASK], "tools": [TOOL], "category": "c"}, "mine")
+    second = read_row({**completion(id="chatcmpl-2"), "messages": [ASK, ANSWER, ASK]}, "mine")
+    assert first.document == second.document
+    assert (first.tools, first.category) == ((TOOL,), "c")
+    batch = read_row({**SENT, "body": {**BODY, "functions": [TOOL]}}, "mine")
+    assert batch.tools == ({"type": "function", "function": TOOL},)
+
+
 @pytest.mark.parametrize("column", ["document", "category", "source"])
 def test_a_zero_is_a_name(column):
     assert getattr(read_row({"prompt": "a", column: 0}, "mine"), column) == "0"

@@ -6,6 +6,7 @@ plots.
 """
 
 import base64
+import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -146,13 +147,19 @@ def _facts(recipe: Recipe, analysis: Analysis) -> list[tuple[str, str]]:
     manifests: dict[str, dict[str, Any]] = analysis.manifests
     offline, served = manifests[acceptance.KIND], manifests[serving.KIND]
     identity, counts, temperature = offline["identity"], offline["counts"], analysis.acceptance.temperature
+    effort = f"reasoning effort {identity['reasoning_effort']}"
+    if told := identity.get("chat_template_kwargs"):
+        effort += f", chat template told {json.dumps(told)}"
     commands = ["python eval/" + shlex.join(m["made_by"]["command"]) for m in (offline, served)]
     return [
         ("Target", f"{identity['target']} ({identity['dtype']}, fingerprint {identity['target_fingerprint'][:12]})"),
         ("Head", f"{recipe.head_dir} (reference {identity.get('head', 'none')[:12]})"),
         ("Draft tokens K", str(identity["num_draft_tokens"])),
         ("Temperature", f"{temperature:g}" + " (greedy)" * (not temperature)),
-        ("Responses", f"at most {identity['max_tokens']} tokens, reasoning effort {identity['reasoning_effort']}"),
+        (
+            "Responses",
+            f"at most {identity['max_tokens']} tokens, {effort}",
+        ),
         ("Prompts", f"{counts['prompts']} held out, {counts['too_long']} too long for the engine"),
         *_measured(served),
         ("Commands", "; ".join(dict.fromkeys(commands))),
