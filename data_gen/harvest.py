@@ -5,7 +5,6 @@
     python data_gen/harvest.py --verify [RECIPE] ...     reads a finished store and names what is broken (exit code 1)
     python data_gen/harvest.py --workers N [RECIPE] ...  N engines; else one per GPU (or tensor-parallel group)
     python data_gen/harvest.py --cluster [RECIPE] ...    the same of a Ray cluster
-    python data_gen/harvest.py --part I/N [RECIPE] ...   a node's share, without Ray (docs/slurm/data.sbatch)
 
 Interrupted, the same command continues with the shards that are missing.
 """

@@ -4,7 +4,6 @@
     python data_gen/regenerate.py --dry-run [RECIPE] ...  responses, tokens, memory, disk; nothing is run
     python data_gen/regenerate.py --workers N [RECIPE] ...  N engines; else one per GPU (or tensor-parallel group)
     python data_gen/regenerate.py --cluster [RECIPE] ...  the same of a Ray cluster
-    python data_gen/regenerate.py --part I/N [RECIPE] ...  a node's share, without Ray (docs/slurm/data.sbatch)
 
 With states.one_pass the hidden states are captured while the target generates, and stage 3 is done here too.
 Interrupted, the same command continues with the parts that are missing.

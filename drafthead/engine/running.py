@@ -31,7 +31,7 @@ from tqdm import tqdm
 from drafthead.config import Recipe
 from drafthead.engine.offline import keep_engines_in_this_process
 from drafthead.processes import ends_with_parent
-from drafthead.progress import progress_bar, wait_until
+from drafthead.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 LOOK_EVERY = 5.0  # seconds; how often the bar follows the engines or their files
@@ -85,7 +85,6 @@ WORKERS = ("--workers", {"type": int, "metavar": "N", "help": "engines; default:
 OPTIONS = (
     ("--cluster", {"action": "store_true", "help": "spread the work over a Ray cluster (RAY_ADDRESS, or local)"}),
     WORKERS,
-    ("--part", {"metavar": "I/N", "help": "the I-th of N commands that share the work, such as a Slurm array's"}),
 )
 
 
@@ -94,23 +93,18 @@ def runner(args: argparse.Namespace, recipe: Recipe, alone: bool = False) -> Run
 
     Args:
         args: the command line's OPTIONS.
-        recipe: with the GPUs that an engine takes, and whether one command moves the states.
+        recipe: with the GPUs that an engine takes.
         alone: one engine unless the command line wants more.
 
     Raises:
-        ValueError: options contradict each other, or no engine is wanted.
+        ValueError: no engine is wanted.
     """
-    if args.part is not None and recipe.states.one_pass:
-        raise ValueError("--part does not go with states.one_pass: one command moves the states; use --cluster")
     workers = node_engines(recipe.engine.tensor_parallel_size, 1 if alone and args.workers is None else args.workers)
     if args.cluster:
-        if args.part is not None:
-            raise ValueError(f"--part {args.part} shares work without Ray, --cluster with it; give one of them")
         from drafthead.engine.cluster import run_on_cluster  # Ray is an extra
 
         return partial(run_on_cluster, workers=args.workers)
-    run: Runner = run_here if workers == 1 else partial(run_on_node, workers=workers)
-    return run if args.part is None else partial(run_part, run=run, part=_part(args.part))
+    return run_here if workers == 1 else partial(run_on_node, workers=workers)
 
 
 def node_engines(gpus: int, wanted: int | None = None) -> int:
@@ -161,25 +155,6 @@ def run_on_node(task: Task, jobs: Sequence[Job], workers: int) -> None:
         if failures:
             raise failures[0]
         follow(bar, jobs)
-
-
-def run_part(task: Task, jobs: Sequence[Job], run: Runner, part: tuple[int, int]) -> None:
-    """Do those jobs whose number, modulo `part[1]`, is `part[0]`, and wait for the commands that do the others.
-
-    By the number in a file's name: commands that start at different times find different files missing.
-    """
-    number, of = part
-    if mine := [job for job in jobs if int(job.path.stem.rpartition("-")[2]) % of == number % of]:
-        run(task, mine)
-    what = f"other parts of the work, of which {jobs[0].path.parent} lacks files; start again those that have ended"
-    wait_until(lambda: not unwritten(jobs), what)
-
-
-def _part(text: str) -> tuple[int, int]:
-    number, _, of = text.partition("/")
-    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-        raise ValueError(f"--part {text} is not of the form I/N with I from 1 to N")
-    return int(number), int(of)
 
 
 def run_engine(

@@ -69,7 +69,7 @@ def harvest(recipe: Recipe, run: Runner = run_here) -> None:
     if online and run is not run_here:
         raise ValueError(
             f"states.spool_shards {recipe.states.spool_shards}: each command is one engine of those that fill a spool; "
-            "leave out --cluster, --workers and --part, and start the command once for each engine, with its own GPUs"
+            "leave out --cluster and --workers, and start the command once for each engine, with its own GPUs"
         )
     if online:
         directory = recipe.states_dir("validation")

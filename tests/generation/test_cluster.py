@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -168,47 +167,9 @@ def test_what_ends_one_engine_of_this_machine_ends_the_stage_after_the_others(
     assert "1 others go on" in caplog.text
 
 
-def test_commands_that_share_the_work_do_each_job_once(tmp_path: Path):
-    """The second starts when shards 0 and 3 are there, and lists only what is missing then."""
-    jobs = [ShardJob(shard_path(tmp_path, index), []) for index in range(7)]
-    done: dict[int, list[int]] = {1: [], 2: []}
-
-    def command(number: int, found: list[ShardJob]) -> threading.Thread:
-        def make(job, bar) -> None:
-            job.path.write_text("whole")
-            done[number].append(int(job.path.stem.removeprefix("shard-")))
-
-        worker = Namespace(make=make, finish=lambda: None)
-        task = running.Task(lambda: nullcontext(worker), 1, "testing", "seq")
-        thread = threading.Thread(target=running.run_part, args=(task, found, running.run_here, (number, 2)))
-        thread.start()
-        return thread
-
-    for index in (0, 3):
-        jobs[index].path.write_text("whole")
-    first = command(1, running.unwritten(jobs))
-    first.join(1)
-    assert first.is_alive(), "it waits for the other part"
-    second = command(2, running.unwritten(jobs))
-    for thread in (first, second):
-        thread.join(10)
-        assert not thread.is_alive()
-    assert done == {1: [1, 5], 2: [2, 4, 6]}
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        *(({"part": part}, "--part") for part in ("0/2", "3/2", "2", "a/b")),
-        ({"workers": 0}, "--workers 0"),
-        ({"part": "1/2", "cluster": True}, "--part 1/2 .*--cluster"),
-        ({"part": "1/2", "one_pass": True}, "--part .*one_pass"),
-    ],
-)
-def test_options_that_share_no_work_are_refused(options, named):
-    recipe = load_recipe().changed("states", one_pass=options.get("one_pass", False))
-    with pytest.raises(ValueError, match=named):
-        running.runner(Namespace(**{"cluster": False, "workers": None, "part": None} | options), recipe)
+def test_no_engine_at_all_is_refused():
+    with pytest.raises(ValueError, match="--workers 0"):
+        running.runner(Namespace(cluster=False, workers=0), load_recipe())
 
 
 @pytest.mark.slow
