@@ -20,7 +20,7 @@ from drafthead.drafters.base import DraftShape, draft_shape, parameter_shapes
 from drafthead.drafters.registry import drafter_of, parse_head
 from drafthead.files import foreign
 from drafthead.target.pieces import TargetPieces
-from drafthead.target.rope import check_computed, rope_parameters_of
+from drafthead.target.rope import imported_rope, rope_parameters_of
 from drafthead.target.spec import TargetSpec
 
 Config = dict[str, Any]
@@ -140,8 +140,7 @@ class HeadFiles(ABC):
         head = parse_head({"type": self.TYPE, **{field: served[key] for field, key in fields.items()}})
         # A head made elsewhere rotates and norms as its own config says, whatever the target's does.
         own = {key: served[key] for key in ("rms_norm_eps", "max_position_embeddings")}
-        rope = rope_parameters_of(self.plain_form(config))
-        check_computed(rope)
+        rope = imported_rope(self.plain_form(config))
         return replace(draft_shape(head, spec, ids), **own, rope_parameters=rope), tuple(ids)
 
     def exported_tensors(
@@ -217,7 +216,7 @@ def served_decoder(config: Config) -> Config:
         "vocab_size": vocab_size,
         "draft_vocab_size": config.get("draft_vocab_size") or vocab_size,
         "max_position_embeddings": config["max_position_embeddings"],
-        "rope_parameters": {key: value for key, value in rope_parameters_of(config).items() if value is not None},
+        "rope_parameters": rope_parameters_of(config),
         "sliding_window": _served_window(config),
     }
 

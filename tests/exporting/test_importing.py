@@ -227,9 +227,9 @@ def other_tensor(name, value):
         (other_tensor("fc.weight", torch.ones(192, 192)), r"\[2, 4, 5\], but fc reads 1"),
         (partial(edit_config, hidden_size=256), "hidden_size=256; .* 192"),
         (partial(edit_config, attention_bias=True), "attention_bias=True"),
-        (partial(edit_config, rope_parameters={"partial_rotary_factor": 0.5}), "partial_rotary_factor is not computed"),
-        (partial(edit_config, partial_rotary_factor=0.5), "partial_rotary_factor is not computed"),
-        (partial(edit_config, rope_parameters={"rope_type": "longrope"}), "longrope is not computed"),
+        (partial(edit_config, rope_parameters={"partial_rotary_factor": 0.5}), "with partial_rotary_factor=0.5,.*eval"),
+        (partial(edit_config, partial_rotary_factor=0.5), "yarn with partial_rotary_factor=0.5,.*eval.methods"),
+        (partial(edit_config, rope_parameters={"rope_type": "longrope"}), "rope_type longrope,.*eval.methods"),
         (partial(edit_config, num_attention_heads=None), "no key 'num_attention_heads'"),
     ],
 )

@@ -233,8 +233,8 @@ PLAIN = {"rope_type": "default", "rope_theta": 1e6}
         ({"rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}, "rope_theta": 1e6}, PLAIN),
         ({"rope_scaling": None, "rope_theta": 1e6, "partial_rotary_factor": 0.5}, PLAIN),
         (  # of a checkpoint made before transformers 5
-            {"rope_scaling": {"type": "yarn", "factor": 32.0}, "rope_theta": 150000},
-            {"rope_type": "yarn", "rope_theta": 150000, "factor": 32.0},
+            {"rope_scaling": {"type": "yarn", "factor": 32}, "rope_theta": 150000, "max_position_embeddings": 4096},
+            {"rope_type": "yarn", "rope_theta": 150000, "factor": 32.0, "original_max_position_embeddings": 4096},
         ),
     ],
 )
@@ -247,7 +247,7 @@ def test_a_head_rotates_its_whole_head_dim_as_layers_of_full_attention(given, wa
     [
         (
             {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
-            r"rotates by longrope: .* known ones: default",
+            r"rope_type longrope,.* give another target\.path",
         ),
         ({"lm_head_multiplier": 0.04}, r"lm_head_multiplier=0\.04: its logits are not lm_head"),
         ({"dim_model_base": 256}, r"dim_model_base=256"),
