@@ -3,7 +3,7 @@
 Training, harvesting and export need four facts of a target: its shape, its embedding, its final norm and
 its lm_head. They are read by name from the safetensors shards, so a 120B target costs two tensors of
 memory and no model class. What this gives up: targets that do more than norm and matmul after their last
-block (logit soft-capping, scaled logits) are refused. The alternative, `from_pretrained`, reads everything.
+block (biases, logit soft-capping, scaled logits) are refused. The alternative, `from_pretrained`, reads everything.
 
 Shapes: T tokens, H hidden, V target vocabulary, L blocks.
 """
@@ -16,15 +16,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from drafthead.files import ForeignFileError, foreign
-from drafthead.target.files import AGAIN, INDEX, local_files, read_index
+from drafthead.target.files import AGAIN, INDEX, local_files
 from drafthead.target.spec import TargetSpec, load_target_spec
+from drafthead.target.tensors import EMBEDDING, HEAD, NORM, ONLY_FILE, check_output_layer, weight_map
 
-_EMBEDDING, _NORM = (
-    tuple(f"{prefix}{name}.weight" for prefix in ("model.", "language_model.model.", "model.language_model.", ""))
-    for name in ("embed_tokens", "norm")
-)
 SCORED_ROWS = 512  # whose logits `TargetHead.stats` holds at a time; of gpt-oss 412 MB
-_HEAD = ("lm_head.weight", "language_model.lm_head.weight")
 # Families whose norms multiply by 1 + weight; a test looks for them in transformers.
 CENTRED_NORMS = frozenset({
     "gemma", "gemma2", "gemma3", "gemma3_text", "minimax_m3_vl", "minimax_m3_vl_text", "qwen3_5", "qwen3_5_text",
@@ -63,13 +59,17 @@ def load_pieces(path: str, revision: str | None = None) -> TargetPieces:
         ValueError: the checkpoint has no tensor of a known name.
     """
     spec = load_target_spec(path, revision)
-    weight_map = _weight_map(path, revision)
+    directory = local_files(path, revision, (INDEX,), optional=True)
+    if not (directory / INDEX).is_file():
+        directory = local_files(path, revision, (ONLY_FILE,))
+    files = weight_map(directory)
+    check_output_layer(path, {}, files)  # of a hub id they may have come just now
 
     def read(names: Sequence[str], *shape: int) -> Tensor:
-        name = next((name for name in names if name in weight_map), None)
+        name = next((name for name in names if name in files), None)
         if name is None:
-            raise ValueError(f"{path} has none of the tensors {', '.join(names)}; it has e.g. {sorted(weight_map)[:3]}")
-        file = local_files(path, revision, (weight_map[name],)) / weight_map[name]
+            raise ValueError(f"{path} has none of the tensors {', '.join(names)}; it has e.g. {sorted(files)[:3]}")
+        file = local_files(path, revision, (files[name],)) / files[name]
         with foreign(file, AGAIN), safe_open(file, framework="pt") as opened:
             tensor = opened.get_tensor(name)
         if tensor.shape != shape:
@@ -79,12 +79,12 @@ def load_pieces(path: str, revision: str | None = None) -> TargetPieces:
             raise ForeignFileError(f"{file} has {name} in {tensor.dtype}: give a target where it is not quantised")
         return tensor
 
-    embed_tokens = read(_EMBEDDING, spec.vocab_size, spec.hidden_size)
+    embed_tokens = read(EMBEDDING, spec.vocab_size, spec.hidden_size)
     tied = spec.tie_word_embeddings
     if tied is None:  # transformers' default is to tie
-        tied = weight_map.keys().isdisjoint(_HEAD)
-    lm_head = embed_tokens if tied else read(_HEAD, spec.vocab_size, spec.hidden_size)
-    final_norm = read(_NORM, spec.hidden_size)
+        tied = files.keys().isdisjoint(HEAD)
+    lm_head = embed_tokens if tied else read(HEAD, spec.vocab_size, spec.hidden_size)
+    final_norm = read(NORM, spec.hidden_size)
     if spec.model_type in CENTRED_NORMS:
         final_norm = 1 + final_norm.float()
     return TargetPieces(spec, embed_tokens, final_norm, lm_head)
@@ -201,13 +201,3 @@ class TargetHead:
             argmax.append(logits.argmax(-1).to(hidden.device, torch.int32))
             lse.append(logits.logsumexp(-1).to(hidden.device))
         return torch.cat(argmax), torch.cat(lse)
-
-
-def _weight_map(path: str, revision: str | None) -> dict[str, str]:
-    """Tensor name -> file name."""
-    index = local_files(path, revision, (INDEX,), optional=True) / INDEX
-    if index.exists():
-        return read_index(index)
-    file = local_files(path, revision, ("model.safetensors",)) / "model.safetensors"
-    with foreign(file, AGAIN), safe_open(file, framework="pt") as opened:
-        return dict.fromkeys(opened.keys(), file.name)

@@ -11,13 +11,7 @@ from drafthead.config import Recipe
 from drafthead.files import foreign
 from drafthead.target.files import AGAIN, fingerprint_of, local_files
 from drafthead.target.rope import head_rope
-
-# Keys that scale or cap logits beyond lm_head(norm(h)).
-_LOGITS = (
-    "final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier",
-    "logits_soft_cap", "dim_model_base",
-)  # fmt: skip
-
+from drafthead.target.tensors import check_output_layer, weight_map
 
 _Count = Annotated[int, Field(gt=0, strict=True)]
 
@@ -72,24 +66,21 @@ class TargetSpec(BaseModel, frozen=True):
 def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
     """Read a target's shape, as data: no code runs, and config.json is all that is needed.
 
+    Where weights are here, the names of their tensors are read too.
+
     Args:
         path: a directory, or a hub id whose files are cached or can be downloaded.
         revision: of a hub id.
 
     Raises:
         FileNotFoundError: there is no such directory, or it lacks a file (which is named).
-        ValueError: config.json lacks a key, or describes an output layer this project does not compute.
+        ValueError: config.json lacks a key, or the output layer is one that this project does not compute.
     """
     file = local_files(path, revision, ("config.json",)) / "config.json"
     with foreign(file, AGAIN):
         config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         config |= config.get("text_config", {})  # multimodal checkpoints nest the language model
-    for key in _LOGITS:
-        if config.get(key) not in (None, 1, 1.0):
-            raise ValueError(
-                f"target {path} sets {key}={config[key]}: its logits are not lm_head(norm(h)), "
-                "which is all that drafthead.target.pieces computes"
-            )
+    check_output_layer(path, config, weight_map(file.parent))  # weights of a hub id need not be here yet
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     tied = config.get("tie_word_embeddings")
     given = {"name": path, "revision": revision, "dtype": dtype, "tie_word_embeddings": tied}

@@ -12,6 +12,7 @@ import transformers
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from drafthead.config import load_recipe
 from drafthead.files import ForeignFileError
@@ -19,7 +20,8 @@ from drafthead.target.files import pinned_revision
 from drafthead.target.pieces import CENTRED_NORMS, FrozenTarget, TargetHead, TargetPieces, load_pieces
 from drafthead.target.rope import head_rope
 from drafthead.target.spec import captured_ids, load_target_spec
-from tests.damage import edit_config
+from tests.damage import edit_config, replace_tensors
+from tests.scripts import run_here
 
 TARGET = load_recipe().target_path
 
@@ -172,29 +174,107 @@ EXPERTS = {
     "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
     "linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
 }  # fmt: skip
+MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
+ROUTED = {
+    **EXPERTS, "num_local_experts": 2, "n_routed_experts": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
 FAMILIES = {"llama": {}, "qwen3": {}, "gemma": {}, "gemma3_text": {}, "qwen3_next": EXPERTS}
+LOGIT_KEYS = re.compile("logit|scal|mult|soft_?cap|mup")
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_final_norm_is_the_familys(family, tmp_path):
+def logits_of(config, folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """What goes into the final norm of a random model that is written to a folder, (8, H), and its logits (8, V)."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **SHAPE, **FAMILIES[family])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, weight in model.named_parameters():
-        if name == "model.norm.weight":
+        if ".layers." not in name and weight.dim() < 2:  # norms and biases that do something
             weight.add_(0.3 * torch.randn_like(weight))
-    model.save_pretrained(tmp_path)
-    found: list[torch.Tensor] = []
-    model.model.norm.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
-    wanted = model(torch.arange(1, 9)[None], use_cache=False).logits[0]
-    head, hidden = TargetHead.load(str(tmp_path), dtype="float32"), found[0][0]
+    model.save_pretrained(folder)
+    inputs: list[torch.Tensor] = []
+    model.model.norm.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    logits = model(torch.arange(1, 9)[None], use_cache=False).logits[0]
+    return inputs[-1].reshape(8, -1), logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_final_norm_is_the_familys(family, tmp_path):
+    hidden, wanted = logits_of(AutoConfig.for_model(family, **SHAPE, **FAMILIES[family]), tmp_path)
+    head = TargetHead.load(str(tmp_path), dtype="float32")
     torch.testing.assert_close(head.logits(hidden), wanted)
     argmax, lse = head.stats(hidden, chunk=3)
     assert argmax.dtype == torch.int32
     assert argmax.tolist() == wanted.argmax(-1).tolist()
     torch.testing.assert_close(lse, wanted.logsumexp(-1))
     assert [t.shape for t in head.stats(hidden[:0])] == [torch.Size([0]), torch.Size([0])]
+
+
+@pytest.mark.slow
+def test_of_every_family_of_transformers_the_logits_are_ours_or_it_is_refused(tmp_path):
+    """Each with its defaults, and with every number that may scale or cap logits set to another."""
+    computed, refused, sizes = set(), set(), {**SHAPE, "num_hidden_layers": 2, **ROUTED, **MLA}
+    for family in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        try:
+            config = AutoConfig.for_model(family, **sizes)
+            with torch.device("meta"):
+                count = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+        except Exception:  # its sizes have other names, or exclude one another
+            continue
+        if count > 3e6 or "text_config" in config.to_dict():
+            continue
+        numbers = {k: v for k, v in config.to_dict().items() if LOGIT_KEYS.search(k) and type(v) in (int, float)}
+        for changes in ({}, *({key: 3 * value} for key, value in numbers.items())):
+            folder = tmp_path / "-".join([family, *changes])
+            try:
+                hidden, wanted = logits_of(AutoConfig.for_model(family, **{**sizes, **changes}), folder)
+            except Exception:  # no decoder as others are, or a value that it does not take
+                continue
+            try:
+                head = TargetHead.load(str(folder), dtype="float32")
+            except ValueError:
+                refused.add(folder.name)
+            else:
+                computed.add(folder.name)
+                assert torch.allclose(head.logits(hidden), wanted, rtol=1e-4, atol=1e-5), folder.name
+            shutil.rmtree(folder)
+    assert {"llama", "qwen3_5_text", "gpt_oss", "granite", "deepseek_v2", "olmo3"} <= computed
+    assert {"phimoe", "cohere2", "gemma2", "granite-logits_scaling", "inkling_text", "stablelm"} <= refused
+    assert len(computed) > 50
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lm_head.bias", "model.norm.bias", "lm_head.weight_scale", "model.embed_tokens.weight_scale", "logit_scale",
+        "model.norm_2.weight", "model.hc_head.hc_fn", "output_projection.weight",
+    ],
+)  # fmt: skip
+def test_a_tensor_of_the_output_layer_that_is_not_read_is_refused_by_name(target: Path, name):
+    replace_tensors(target / "model.safetensors", {name: torch.ones(4)})
+    with pytest.raises(ValueError, match=rf"has {re.escape(name)}: .*another target\.path"):
+        load_target_spec(str(target))
+
+
+def test_what_does_not_lead_to_logits_may_lie_beside_them(target: Path):
+    names = (
+        "mtp.layers.0.norm.weight", "model.mtp_layers.0.norm.weight", "model.layers.9.shared_head.norm.bias",
+        "visual.blocks.0.norm1.bias", "model.vision_tower.head.bias", "multi_modal_projector.norm.weight",
+        "model.rotary_emb.inv_freq", "language_model.lm_head.weight",
+    )  # fmt: skip
+    replace_tensors(target / "model.safetensors", {name: torch.ones(4) for name in names})
+    edit_config(
+        target, output_router_logits=True, attn_logit_softcapping=50.0, num_logits_to_keep=4, lm_head_bias=False
+    )
+    load_pieces(str(target))
+
+
+def test_the_first_command_that_sees_weights_names_the_bias(target: Path, tmp_path, capsys):
+    command = ("data_gen/prompts.py", f"output_dir={tmp_path / 'out'}", f"target.path={target}", "prompts.max_train=64")
+    replace_tensors(target / "model.safetensors", {"model.norm.bias": torch.ones(192)})
+    assert run_here(*command) == 2
+    assert "model.norm.bias" in capsys.readouterr().err
+    (target / "model.safetensors").unlink()  # with config.json alone nobody can know
+    assert run_here("data_gen/dry_run.py", *command[1:]) == 0
 
 
 def test_embeddings_are_tied_where_the_family_ties_them_and_config_json_is_silent(tmp_path):
@@ -252,6 +332,8 @@ def test_a_head_rotates_its_whole_head_dim_as_layers_of_full_attention(given, wa
         ({"lm_head_multiplier": 0.04}, r"lm_head_multiplier=0\.04: its logits are not lm_head"),
         ({"dim_model_base": 256}, r"dim_model_base=256"),
         ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping=30\.0"),
+        ({"lm_head_bias": True}, r"lm_head_bias=True"),
+        ({"logits_mup_width_multiplier": 24.0}, r"logits_mup_width_multiplier=24\.0"),  # of a family not known here
     ],
 )
 def test_what_is_not_computed_is_refused(target, changes, named):
