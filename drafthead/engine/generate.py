@@ -49,6 +49,7 @@ class GenerationRequest:
         seed: of the sampling; None where nothing is sampled.
         ignore_stop: generate past stop tokens.
         keep: where states are captured, the name under which those of this sequence are kept; "" keeps none.
+        stop_ids: token ids that end the response, beside the target's own.
     """
 
     prompt_ids: Sequence[int]
@@ -57,6 +58,7 @@ class GenerationRequest:
     seed: int | None
     ignore_stop: bool = False
     keep: str = ""
+    stop_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Engine:
                 seed=request.seed,
                 max_tokens=request.max_tokens,
                 ignore_eos=request.ignore_stop,
+                stop_token_ids=list(request.stop_ids),
                 detokenize=False,
                 extra_args={"kv_transfer_params": {"keep": request.keep}} if request.keep else None,
             )
