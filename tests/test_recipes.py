@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from data_gen.dry_run import STAGES
-from drafthead.config import REPO_ROOT, load_recipe
 from drafthead.drafters.base import DraftShape, draft_shape
 from drafthead.drafters.eagle3.drafter import DraftModel, Eagle3
 from drafthead.drafters.vllm import check_config, expected_shapes
@@ -12,8 +11,13 @@ from drafthead.generation.sources import CATALOGUE
 from drafthead.planning import Assumed
 from drafthead.planning.memory import EngineMemory
 from drafthead.planning.stages import plan_stages
+<<<<<<< HEAD
 from drafthead.target.spec import check_aux_layer_ids, load_target_spec
 from tests.public_targets import RECIPES
+=======
+from drafthead.target.pieces import check_aux_layer_ids, load_target_spec
+from tests.public_targets import RECIPES, shipped_recipe
+>>>>>>> c301fd49 (Tests and documentation of the known target and of self-written prompts; the extra gguf; make smollm2)
 
 
 def by_hand(shape: DraftShape) -> int:
@@ -29,11 +33,11 @@ def by_hand(shape: DraftShape) -> int:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_and_target_fit_and_the_head_has_its_size_and_keeps_the_contract(name, public_targets):
-    recipe = load_recipe(REPO_ROOT / "configs" / f"{name}.yaml")
+    recipe = shipped_recipe(name)
     spec = load_target_spec(recipe.target_path)
     assert recipe.engine.max_model_len <= spec.max_position_embeddings
     assert recipe.train.tokens_per_batch >= recipe.engine.max_model_len, "a document would be cut into windows"
-    assert all(source.name in CATALOGUE for source in recipe.prompts.sources or ())
+    assert all(source.path or source.name in CATALOGUE for source in recipe.prompts.sources or ())
     check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
     shape = draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
     with torch.device("meta"):
@@ -52,7 +56,7 @@ def test_recipe_and_target_fit_and_the_head_has_its_size_and_keeps_the_contract(
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_plan_of_all_stages_needs_only_config_json(name, public_targets, tmp_path):
     """No weights, tokenizer, prompts or GPU."""
-    recipe = load_recipe(REPO_ROOT / "configs" / f"{name}.yaml", [f"output_dir={tmp_path}/out"])
+    recipe = shipped_recipe(name, f"output_dir={tmp_path}/out")
     for plan in plan_stages(recipe, Assumed(response_tokens=1000, gpus=8), STAGES):
         assert plan.gpus >= 1
         assert 0 < plan.memory_bytes < 80 << 30, plan
@@ -62,14 +66,20 @@ def test_a_plan_of_all_stages_needs_only_config_json(name, public_targets, tmp_p
 
 @pytest.mark.parametrize(
     ("name", "gigabytes"),
-    [("gpt-oss-120b", 65.2), ("gpt-oss-20b", 13.8), ("qwen3-30b-a3b", 61.1), ("llama-3.1-8b", 16.1)],
+    [
+        ("gpt-oss-120b", 65.2),
+        ("gpt-oss-20b", 13.8),
+        ("qwen3-30b-a3b", 61.1),
+        ("llama-3.1-8b", 16.1),
+        ("smollm2-135m", 0.269),
+    ],
 )
 def test_targets_have_the_sizes_that_are_published(name, gigabytes, public_targets):
-    engine = EngineMemory(load_recipe(REPO_ROOT / "configs" / f"{name}.yaml"))
+    engine = EngineMemory(shipped_recipe(name))
     assert engine.weight_bytes * engine.gpus / 1e9 == pytest.approx(gigabytes, rel=0.02)
 
 
 def test_without_config_json_the_message_says_what_to_download(tmp_path, hub_cache):
-    recipe = load_recipe(REPO_ROOT / "configs" / "gpt-oss-120b.yaml", [f"output_dir={tmp_path}"])
+    recipe = shipped_recipe("gpt-oss-120b", f"output_dir={tmp_path}")
     with pytest.raises(FileNotFoundError, match=r"run `hf download openai/gpt-oss-120b config\.json`"):
         plan_stages(recipe, Assumed(), STAGES)

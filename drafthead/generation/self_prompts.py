@@ -31,7 +31,7 @@ from tqdm import tqdm
 from drafthead.artifacts import IDENTITY, MANIFEST, begin, digest, finish, read_json, read_manifest
 from drafthead.config import Recipe
 from drafthead.data.prompts import Prompt
-from drafthead.data.rendering import Renderer, UnrenderableError
+from drafthead.data.rendering import CONTROL_TOKEN, Renderer, UnrenderableError
 from drafthead.data.responses import loops
 from drafthead.engine.generate import Engine, GenerationRequest
 from drafthead.engine.offline import offline_engine
@@ -47,7 +47,7 @@ KIND = "self-written prompts"
 CATEGORY = "self"
 FILE = "prompts.jsonl"
 SAMPLES_PER_PART = 250
-MAX_TOKENS = 256  # of 250 samples of SmolLM2-135M three ended later, up to 512 tokens, and 38 did not; a cut one is dropped
+MAX_TOKENS = 256  # of 250 samples of SmolLM2-135M, 3 ended between here and 512, and 38 went on
 _PLACEHOLDER = "placeholder of a message"
 _LEAST_SHARE = 0.02  # of usable samples in a round: below it the target has no other prompts to write
 
@@ -95,14 +95,14 @@ def write_self_prompts(recipe: Recipe, number: int, run: Runner = run_here) -> d
         raise ValueError(f"--number {number} writes no prompts; give 1 or more")
     directory, spec, tokenizer = self_prompts_file(recipe).parent, recipe_spec(recipe), load_tokenizer(recipe, True)
     turn = user_turn(recipe, tokenizer, _day(recipe, tokenizer, directory))
-    room = recipe.engine.max_model_len - len(turn.prefix_ids) - 1
+    max_tokens = min(MAX_TOKENS, recipe.engine.max_model_len - len(turn.prefix_ids) - 1)
     identity = {
         "target": target_identity(recipe, spec),
         "dtype": recipe.target.dtype,
         "prefix_ids": turn.prefix_ids,
         "day": str(turn.day) if turn.day else None,
         "seed": recipe.prompts.seed,
-        "max_tokens": min(MAX_TOKENS, room),
+        "max_tokens": max_tokens,
         "samples_per_part": SAMPLES_PER_PART,
     }
     if begin(directory, KIND, identity):
@@ -110,7 +110,7 @@ def write_self_prompts(recipe: Recipe, number: int, run: Runner = run_here) -> d
         if manifest["counts"]["prompts"] == number:
             return manifest
         (directory / MANIFEST).unlink()  # the parts stay: another number of prompts is made from them
-    start = partial(sample_worker, recipe, turn, identity["max_tokens"])
+    start = partial(sample_worker, recipe, turn, max_tokens)
     task = Task(start, recipe.engine.tensor_parallel_size, "sampling prompts", "sample")
     judge = Judge(tokenizer, turn)
     texts: list[str] = []
@@ -164,12 +164,9 @@ def user_turn(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", day: date | 
     Raises:
         ValueError: the template does not write a message as it is, or ends it with no special token.
     """
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": _PLACEHOLDER}],
-        tokenize=False,
-        reasoning_effort=next(iter(recipe.responses.efforts)),
-        **({"strftime_now": day.strftime} if day else {}),
-    )
+    variables: dict[str, Any] = {"reasoning_effort": next(iter(recipe.responses.efforts))}
+    variables |= {"strftime_now": day.strftime} if day else {}
+    text = tokenizer.apply_chat_template([{"role": "user", "content": _PLACEHOLDER}], tokenize=False, **variables)
     prefix, _, rest = str(text).partition(_PLACEHOLDER)
     special = _special_ids(tokenizer)
     ends = [i for i in _encode(tokenizer, rest) if i in special]
@@ -263,7 +260,7 @@ class Judge:
         try:  # control tokens that are spelled out
             self._render(Prompt("", "", "", ({"role": "user", "content": text},)), "medium")
         except UnrenderableError as error:
-            return "", "control token" if "control token" in error.reason else error.reason
+            return "", "control token" if error.reason == CONTROL_TOKEN else error.reason
         key = " ".join(text.casefold().split())
         if key in self._seen:
             return "", "duplicate"

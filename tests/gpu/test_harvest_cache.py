@@ -16,7 +16,7 @@ from drafthead.planning.stages import plan_stages
 from drafthead.target.spec import load_target_spec
 from tests.damage import edit_config
 from tests.engine.shards import config_without_model
-from tests.public_targets import RECIPES
+from tests.public_targets import RECIPES, shipped_recipe
 
 GPUS_GIB = {"A100 40 GB": 39.4, "L40S": 44.5, "A100 80 GB": 79.3, "H100": 79.6, "H200": 139.8, "B200": 178.3}
 TOO_SMALL = {
@@ -64,7 +64,7 @@ def test_the_cache_of_one_request_is_vllms(shape, length, batched):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_what_does_not_start_is_known_before_the_weights_are_loaded(name, public_targets):
-    recipe = load_recipe(REPO_ROOT / "configs" / f"{name}.yaml")
+    recipe = shipped_recipe(name)
     found = {gpu for gpu, gib in GPUS_GIB.items() if refusal(recipe, gib)}
     assert found == TOO_SMALL.get(name, set())
 
