@@ -18,7 +18,7 @@ Rows declare the training side of the split. So no evaluation draws them as if u
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -113,31 +113,44 @@ def write_self_prompts(recipe: Recipe, number: int, run: Runner = run_here) -> d
     start = partial(sample_worker, recipe, turn, max_tokens)
     task = Task(start, recipe.engine.tensor_parallel_size, "sampling prompts", "sample")
     judge = Judge(tokenizer, turn)
-    texts: list[str] = []
-    parts: list[SamplePart] = []
-    wanted = math.ceil(number / SAMPLES_PER_PART)
-    while len(texts) < number:
-        paths = [directory / f"part-{i:05d}.jsonl" for i in range(len(parts), wanted)]
-        more = [SamplePart(path, (len(parts) + i) * SAMPLES_PER_PART) for i, path in enumerate(paths)]
-        if missing := unwritten(more):
-            run(task, missing)
-        before = len(texts)
-        texts += judge.usable(more)
-        parts += more
-        share = (len(texts) - before) / (SAMPLES_PER_PART * len(more))
-        if share < _LEAST_SHARE:
-            raise ValueError(
-                f"only {len(texts)} prompts came of {SAMPLES_PER_PART * len(parts)} samples, {share:.0%} of the last "
-                f"{SAMPLES_PER_PART * len(more)} (dropped: {dict(judge.dropped)}): lower --number {number}, or write "
-                "prompts in another way"
-            )
-        wanted += math.ceil(max(number - len(texts), 0) / (share * SAMPLES_PER_PART))
+    texts = collect(number, directory, judge, partial(run, task))
     with atomic_path(directory / FILE) as temporary, temporary.open("w", encoding="utf-8") as file:
         for text in texts[:number]:
             row = {"category": CATEGORY, "split": "train", "messages": [{"role": "user", "content": text}]}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    counts = {"prompts": number, "samples": SAMPLES_PER_PART * len(parts), "usable": len(texts)}
-    return finish(directory, counts | {"dropped": dict(judge.dropped)})
+    samples = len(texts) + judge.dropped.total()
+    counts = {"prompts": number, "samples": samples, "usable": len(texts), "dropped": dict(judge.dropped)}
+    return finish(directory, counts)
+
+
+def collect(number: int, directory: Path, judge: "Judge", make: Callable[[Sequence[SamplePart]], None]) -> list[str]:
+    """At least `number` usable texts, from as many parts as that takes: a round for all, then those that it lacks.
+
+    Args:
+        number: texts.
+        directory: of the parts.
+        judge: tells which samples are usable, and counts the others.
+        make: samples the parts that are missing.
+
+    Raises:
+        ValueError: hardly any sample of a round is usable.
+    """
+    texts: list[str] = []
+    first, end = 0, math.ceil(number / SAMPLES_PER_PART)
+    while len(texts) < number:
+        parts = [SamplePart(directory / f"part-{i:05d}.jsonl", i * SAMPLES_PER_PART) for i in range(first, end)]
+        if missing := unwritten(parts):
+            make(missing)
+        usable = judge.usable(parts)
+        texts += usable
+        share = len(usable) / (SAMPLES_PER_PART * len(parts))
+        if share < _LEAST_SHARE:
+            raise ValueError(
+                f"{len(usable)} prompts came of the last {SAMPLES_PER_PART * len(parts)} samples, {len(texts)} of all "
+                f"(dropped: {dict(judge.dropped)}): this target writes too few different ones; lower --number {number}"
+            )
+        first, end = end, end + math.ceil((number - len(texts)) / (share * SAMPLES_PER_PART))
+    return texts
 
 
 def self_prompts_file(recipe: Recipe) -> Path:
