@@ -3,7 +3,6 @@
     python data_gen/self_prompts.py [RECIPE] --number N [section.key=value ...]
     python data_gen/self_prompts.py --workers 2 ...      N engines; else one per GPU (or tensor-parallel group)
     python data_gen/self_prompts.py --cluster ...        the same of a Ray cluster
-    python data_gen/self_prompts.py --part I/N ...       a node's share, without Ray
 
 Writes data/NAME/self-prompts/prompts.jsonl, which the recipe names as a source (docs/prompts.md). Interrupted, the same
 command continues; a larger number goes on from the samples that are there.

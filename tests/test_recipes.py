@@ -11,13 +11,8 @@ from drafthead.generation.sources import CATALOGUE
 from drafthead.planning import Assumed
 from drafthead.planning.memory import EngineMemory
 from drafthead.planning.stages import plan_stages
-<<<<<<< HEAD
 from drafthead.target.spec import check_aux_layer_ids, load_target_spec
-from tests.public_targets import RECIPES
-=======
-from drafthead.target.pieces import check_aux_layer_ids, load_target_spec
 from tests.public_targets import RECIPES, shipped_recipe
->>>>>>> c301fd49 (Tests and documentation of the known target and of self-written prompts; the extra gguf; make smollm2)
 
 
 def by_hand(shape: DraftShape) -> int:

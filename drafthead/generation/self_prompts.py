@@ -37,7 +37,7 @@ from drafthead.engine.generate import Engine, GenerationRequest
 from drafthead.engine.offline import offline_engine
 from drafthead.engine.running import Runner, Task, run_here, unwritten
 from drafthead.files import atomic_path
-from drafthead.target.pieces import recipe_spec, target_identity
+from drafthead.target.spec import recipe_spec, target_identity
 from drafthead.target.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
