@@ -13,7 +13,7 @@ from drafthead.artifacts import require
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import REPO_ROOT
 from drafthead.evaluation.measuring.acceptance import KIND, read_acceptance
-from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, read_serving, summarise_serving
+from drafthead.evaluation.results.levels import THROUGHPUT, Level, read_serving, summarise_serving
 from drafthead.evaluation.results.summary import ALL, AcceptanceSummary, summarise_acceptance
 
 PICTURE = "acceptance-length.png"
@@ -56,17 +56,15 @@ def serving_lines(levels: list[Level]) -> Iterator[str]:
     for level in ordered:
         asked = "1 request at a time" if level.concurrency == 1 else f"{level.concurrency} at a time"
         base, head = level.values[THROUGHPUT.key]
-        yield f"| output tok/s, {asked} | {base:.1f} | {head:.1f} | {_percent(level, THROUGHPUT.key)} |"
+        yield f"| output tok/s, {asked} | {base:.1f} | {head:.1f} | {_change(level, THROUGHPUT.key)} |"
     base, head = (1e3 * seconds for seconds in ordered[-1].values["ttft_p50"])
     asked = f"{ordered[-1].concurrency} at a time"
-    change = _percent(ordered[-1], MEASURE["ttft_p50"].key)
+    change = _change(ordered[-1], "ttft_p50")
     yield f"| median time to first token, {asked} | {base:.1f} ms | {head:.1f} ms | {change} |"
 
 
-def _percent(level: Level, key: str) -> str:
-    interval = level.changes[key]
-    value, low, high = (f"{100 * x:+.1f}".replace("-", "−") for x in (interval.value, interval.low, interval.high))
-    return f"{value} % [{low}, {high}]" if interval.low == interval.low else f"{value} %, no interval"
+def _change(level: Level, key: str) -> str:
+    return level.changes[key].text().replace("-", "−")
 
 
 if __name__ == "__main__":

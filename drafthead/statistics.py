@@ -60,6 +60,61 @@ class Change(Interval):
         """Whether the interval leaves zero out; otherwise nothing can be said about the sign."""
         return bool(self.low > 0 or self.high < 0)
 
+    @property
+    def loss(self) -> float:
+        """How much is lost of what the other method has, as a fraction; negative: gained."""
+        return -self.value
+
+    def amount(self, unit: str = " %") -> str:
+        """The value alone, as `text` begins."""
+        return f"{100 * self.value:+.1f}{unit}" if np.isfinite(self.value) else "–"
+
+    def text(self, unit: str = " %") -> str:
+        """`+36.0 % [+27.2, +45.7]`, marked where nothing follows from it; a dash where nothing was observed.
+
+        Args:
+            unit: written behind the value; empty where the header of a column says per cent.
+        """
+        amount = self.amount(unit)
+        if amount == "–":
+            return amount
+        if not np.isfinite(self.low):
+            return f"{amount}, no interval"
+        return f"{amount} [{', '.join(self._bounds())}]{'' if self.resolved else ', unresolved'}"
+
+    def _bounds(self) -> tuple[str, str]:
+        return f"{100 * self.low:+.1f}", f"{100 * self.high:+.1f}"
+
+
+class TimeChange(Change):
+    """The change of a time, baseline / method - 1: written as how many times longer or shorter, as `-57 %` misleads."""
+
+    @property
+    def loss(self) -> float:
+        """How much longer it takes, as a fraction of the baseline's time."""
+        return 1 / (1 + self.value) - 1 if self.value > -1 else np.inf
+
+    def amount(self, unit: str = "") -> str:
+        """`2.3 times longer`; a time has no other unit."""
+        if not np.isfinite(self.value) or self.value <= -1:
+            return "–"
+        factor = self._factors(self.value)[0]
+        if f"{factor:.2f}" == "1.00":
+            return "as long"
+        return f"{factor:.{self._digits}f} times {'shorter' if self.value > 0 else 'longer'}"
+
+    def _bounds(self) -> tuple[str, str]:
+        low, high = sorted(self._factors(self.low, self.high))
+        return f"{low:.{self._digits}f}", f"{high:.{self._digits}f}"
+
+    def _factors(self, *values: float) -> list[float]:
+        """How many times longer or shorter, whichever the estimate is; a bound on the other side is below 1."""
+        return [1 + value if self.value > 0 else 1 / (1 + value) for value in values]
+
+    @property
+    def _digits(self) -> int:
+        return 2 if max(self._factors(self.value)) < 2 else 1
+
 
 def acceptance_length(drafts: ArrayLike, accepted: ArrayLike) -> float:
     """Tokens gained per verified draft, bonus token included: 1 + Σ accepted / Σ drafts (vLLM's formula).

@@ -20,7 +20,7 @@ from drafthead.evaluation.decision.variants import (
     modelled_schedule,
     with_schedule,
 )
-from drafthead.evaluation.decision.verdict import DEPLOY, UP_TO, change_text
+from drafthead.evaluation.decision.verdict import DEPLOY, UP_TO
 from drafthead.evaluation.reporting.measured_tables import brief_table
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.results.levels import Level
@@ -49,7 +49,7 @@ def main() -> None:
     levels = measure_schedule(recipe, schedule)
     found = compare_schedule(recipe, schedule, levels)
     print_table(brief_table(levels))
-    by_load = "; ".join(f"at {c} {change_text(change)}" for c, change in found.by_load.items())
+    by_load = "; ".join(f"at {c} {change.text()}" for c, change in found.by_load.items())
     print(f"\n{found.sentence()}. By requests in flight: {by_load or 'unknown'}.")
     print(f"The schedule against no speculation: {found.verdict.headline}.")
     name, K = (HEAD, found.against) if found.doubt else (SCHEDULED, found.verdict.K)

@@ -5,6 +5,8 @@ import pytest
 
 from drafthead import statistics
 from drafthead.statistics import (
+    Change,
+    TimeChange,
     acceptance_by_position,
     acceptance_length,
     acceptance_length_interval,
@@ -78,3 +80,26 @@ def test_change_of_a_head_covers_at_its_nominal_rate_and_widens_with_its_seeds(m
 
     assert width(0) == pytest.approx(0)
     assert 0 < width(2) < width(10)
+
+
+@pytest.mark.parametrize(
+    ("change", "text", "loss"),
+    [
+        (Change(0.36, 0.272, 0.457), "+36.0 % [+27.2, +45.7]", -0.36),
+        (Change(-0.2, -0.3, 0.1), "-20.0 % [-30.0, +10.0], unresolved", 0.2),
+        (Change(0.36, np.nan, np.nan), "+36.0 %, no interval", -0.36),
+        (Change(np.nan, np.nan, np.nan), "–", np.nan),
+        # 35.7 ms became 83.0
+        (TimeChange(-0.57, -0.64, -0.413), "2.3 times longer [1.7, 2.8]", 83.0 / 35.7 - 1),
+        (TimeChange(0.6, 0.5, 0.7), "1.60 times shorter [1.50, 1.70]", 1 / 1.6 - 1),
+        (TimeChange(-0.04, -0.1, 0.1), "1.04 times longer [0.91, 1.11], unresolved", 1 / 0.96 - 1),
+        (TimeChange(0.001, -0.1, 0.1), "as long [0.90, 1.10], unresolved", 1 / 1.001 - 1),
+        (TimeChange(1.0, np.nan, np.nan), "2.0 times shorter, no interval", -0.5),
+        (TimeChange(np.inf, np.nan, np.nan), "–", -1.0),
+        (TimeChange(-1.0, np.nan, np.nan), "–", np.inf),
+    ],
+)
+def test_a_change_reads_as_what_it_is(change, text, loss):
+    assert change.text() == text
+    assert change.loss == pytest.approx(loss, abs=2e-3, nan_ok=True)
+    assert text.startswith(change.amount())

@@ -51,8 +51,8 @@ def _wrong_percent(figure: Figure) -> Iterator[Erratum]:
     low, high = percent_bounds(figure)
     what = f"{figure.name}: {figure.baseline} → {figure.head} printed as {figure.percent} %"
     printed, slack = float(figure.percent), half_step(figure.percent)
-    if figure.lower_is_better and figure.change < 0 < printed:
-        yield Erratum(figure.post, what, f"it is a regression; positive = better makes it {figure.change:+.1%}")
+    if figure.lower_is_better and figure.change.value < 0 < printed:
+        yield Erratum(figure.post, what, f"it is a regression: {figure.change.amount()}")
         return
     if figure.lower_is_better:
         low, high = -high, -low
@@ -67,10 +67,10 @@ def _unresolved(figure: Figure) -> Iterator[Erratum]:
         return
     levels = len(post["concurrency"])
     noise = _P95_NOISE_OF_100 * math.sqrt(100 / post["prompts_per_level"]) * math.sqrt(2 / levels)
-    if abs(figure.change) < noise:
+    if abs(figure.change.value) < noise:
         yield Erratum(
             figure.post,
-            f"{figure.name}: {figure.change:+.1%}",
+            f"{figure.name}: {figure.change.amount()}",
             f"unresolved: a P95 of {post['prompts_per_level']} requests has an interval of ±12 % at best, the ratio of "
             f"two means over {levels} levels one of ±{noise:.0%} (less as far as pairing by prompt helps)",
         )
@@ -118,12 +118,12 @@ def _speedups() -> Iterator[Erratum]:
     """Requests per hour and a speedup at the same load must agree."""
     hourly = _pairs("requests_per_hour")
     for key, speedup in _pairs("e2e_speedup").items():
-        if key in hourly and abs((1 + hourly[key].change) / float(speedup.head) - 1) > 0.05:
+        if key in hourly and abs((1 + hourly[key].change.value) / float(speedup.head) - 1) > 0.05:
             yield Erratum(
                 speedup.post,
                 f"{speedup.name}: {speedup.head}",
                 f"requests per hour at that load, {hourly[key].baseline} → {hourly[key].head}, give "
-                f"{1 + hourly[key].change:.2f}",
+                f"{1 + hourly[key].change.value:.2f}",
             )
 
 

@@ -7,7 +7,7 @@ widen the interval (see `across_blocks`).
 P prompts, L loads, B blocks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from drafthead.statistics import (
     RESAMPLES,
     Array,
     Change,
+    TimeChange,
     resampled_bounds,
     stratified_draws,
 )
@@ -80,7 +81,34 @@ def across_blocks(change: Change, by_block: ArrayLike) -> Change:
     spread = np.std(np.log1p(by_block), ddof=1) / np.sqrt(blocks)
     starts = stats.t.ppf((1 + CONFIDENCE) / 2, blocks - 1) * spread
     value, low, high = np.log1p([change.value, change.low, change.high])
-    return _as_change(value, value - np.hypot(value - low, starts), value + np.hypot(high - value, starts))
+    bounds = value - np.hypot(value - low, starts), value + np.hypot(high - value, starts)
+    return _as_change(value, *bounds, type(change))
+
+
+def sum_of_parts(changes: Sequence[Change], weights: ArrayLike) -> Change:
+    """Change of a whole whose parts were measured one by one, so that their errors are independent.
+
+    Args:
+        changes: of throughput, of every part.
+        weights: share of the baseline's time that each part takes.
+    """
+    value, low, high = np.log1p([(x.value, x.low, x.high) for x in changes]).T
+    time = np.asarray(weights, float) / np.sum(weights) * np.exp(-value)
+    share = time / time.sum()
+    total = -np.log(time.sum())
+    return _as_change(
+        total, total - np.linalg.norm(share * (value - low)), total + np.linalg.norm(share * (high - value))
+    )
+
+
+def differ(one: Change, other: Change, least: float) -> bool:
+    """Whether two independent estimates of a change differ by more than a factor of 1 + least and than chance allows.
+
+    Never where one of them has no interval.
+    """
+    both = sorted(np.log1p([(x.value, x.low, x.high) for x in (one, other)]).tolist())
+    (low, _, low_top), (high, high_bottom, _) = both
+    return high - low > np.log1p(least) and high - low > np.hypot(low_top - low, high - high_bottom)
 
 
 def statistic_change(
@@ -88,7 +116,8 @@ def statistic_change(
 ) -> Change:
     """Relative change of a statistic (mean, median, a percentile) of per-request times, paired by prompt.
 
-    It is baseline / treated - 1, so that positive is better: 8 ms instead of 10 ms read as +25 %.
+    It is baseline / treated - 1, so that positive is better, and written as a time: 8 ms instead of 10 ms are 1.25
+    times shorter.
 
     Args:
         values: (P,) or (P, B) of the treated method, positive, or 0 where there was nothing to time: a response in one
@@ -100,7 +129,7 @@ def statistic_change(
     """
     arrays = [np.atleast_2d(np.asarray(times, float).T).T for times in (values, baseline)]  # (P, B)
     if not arrays[0].size:
-        return Change(np.nan, np.nan, np.nan)
+        return TimeChange(np.nan, np.nan, np.nan)
     least = min(array[array > 0].min(initial=np.inf) for array in arrays)
     if waves < 2 or not _clumped(np.subtract(*(np.log(np.maximum(array, least)).mean(-1) for array in arrays)), waves):
         waves = 1
@@ -115,17 +144,17 @@ def statistic_change(
 
     value = float(log_ratio(*(array.ravel() for array in arrays)))
     if len(members) < (_FEWEST_WAVES if waves > 1 else FEWEST_PROMPTS):
-        return _as_change(value, np.nan, np.nan)
+        return _as_change(value, np.nan, np.nan, TimeChange)
     bounds = resampled_bounds((np.arange(len(members), dtype=float),), of_waves, "percentile")
-    return _as_change(value, bounds.low, bounds.high)
+    return _as_change(value, bounds.low, bounds.high, TimeChange)
 
 
-def _as_change(value: float, low: float, high: float) -> Change:
+def _as_change(value: float, low: float, high: float, kind: type[Change] = Change) -> Change:
     """Of the logarithm of a ratio and its bounds."""
     # An estimate on its own bound, as a percentile in a clump of equal values has it, gets no interval.
     if high - low > 1e-9 and min(value - low, high - value) <= 0.01 * (high - low):
         low = high = np.nan
-    return Change(*(float(np.expm1(x)) for x in (value, low, high)))
+    return kind(*(float(np.expm1(x)) for x in (value, low, high)))
 
 
 def _clumped(log_ratios: Array, waves: int) -> bool:

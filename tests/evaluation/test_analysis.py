@@ -73,23 +73,24 @@ def test_a_report_is_made_of_whatever_was_answered(tmp_path, fault):
 
 
 def test_every_workload_has_a_verdict_and_all_prompts_decide(tmp_path):
-    """Faster everywhere, but on `long`: the report has them side by side, and `all` is what is advised."""
+    """Faster everywhere, but on `other`, which is no part of `all`: they stand side by side, and `all` is advised."""
     recipe = tiny_recipe(tmp_path)
-    rows = served(recipe, head_speed={1: 1.3, 8: 1.2}, prompts=48, workloads=("all", "code", "long"))
-    long = "workload == 'long' and method == 'eagle3'"
+    rows = served(recipe, head_speed={1: 1.3, 8: 1.2}, prompts=48, workloads=("all", "code", "other"))
+    other = "workload == 'other' and method == 'eagle3'"
     analysis = analyse(
-        recipe, together(each(rows, lambda f: f.query(f"not ({long})")), each(rows, lambda f: slower(f.query(long), 2)))
+        recipe,
+        together(each(rows, lambda f: f.query(f"not ({other})")), each(rows, lambda f: slower(f.query(other), 2))),
     )
     assert {v.workload: v.decision for v in analysis.verdicts} == {
-        "all": "DEPLOY", "code": "DEPLOY", "long": "DO NOT DEPLOY",
+        "all": "DEPLOY", "code": "DEPLOY", "other": "DO NOT DEPLOY",
     }  # fmt: skip
     assert analysis.main.workload == "all"
     section = build_report(recipe, analysis).sections[0]
     assert section.title == "Workloads"
     every, throughput, length, ttft = section.tables
-    assert [row[0].text for row in every.rows] == ["all", "code", "long"]
+    assert [row[0].text for row in every.rows] == ["all", "code", "other"]
     assert [(row[0].text, row[1].tone) for row in throughput.rows] == [
-        ("all", "better"), ("code", "better"), ("long", "worse"),
+        ("all", "better"), ("code", "better"), ("other", "worse"),
     ]  # fmt: skip
     assert len(length.rows) == len(ttft.rows) == 3
     assert (length.note, throughput.note) == (note("loops"), "")

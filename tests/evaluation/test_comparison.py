@@ -5,7 +5,7 @@ import pytest
 
 from drafthead import statistics
 from drafthead.evaluation import comparison
-from drafthead.evaluation.comparison import across_blocks, statistic_change, throughput_change
+from drafthead.evaluation.comparison import across_blocks, differ, statistic_change, sum_of_parts, throughput_change
 from drafthead.evaluation.results.levels import MEASURE
 from drafthead.statistics import FEWEST_PROMPTS, Change, stratified_draws
 
@@ -112,3 +112,21 @@ def test_starts_that_differ_by_chance_are_no_gain():
     by_prompts, by_blocks = np.mean(resolved, axis=0)
     assert by_prompts > 0.6
     assert by_blocks <= 0.07
+
+
+def test_parts_add_up_by_the_time_they_take():
+    """Three quarters of the baseline's time twice as fast, the rest as fast as before: 1 / (3/8 + 1/4)."""
+    parts = [Change(1.0, 0.9, 1.1), Change(0.0, -0.05, 0.05)]
+    whole = sum_of_parts(parts, [3, 1])
+    assert whole.value == pytest.approx(0.6)
+    assert 0.5 < whole.low < 0.6 < whole.high < 0.7
+    assert sum_of_parts(parts[:1], [3]).low == pytest.approx(0.9)
+
+
+def test_estimates_differ_beyond_their_intervals_and_a_tolerance():
+    whole = Change(0.238, 0.18, 0.30)
+    assert differ(whole, Change(0.38, 0.33, 0.43), 0.05)
+    assert differ(Change(0.38, 0.33, 0.43), whole, 0.05)
+    assert not differ(whole, Change(0.38, 0.23, 0.53), 0.05)  # the whole may be what wide intervals allow
+    assert not differ(Change(0.3, 0.299, 0.301), Change(0.33, 0.329, 0.331), 0.05)
+    assert not differ(whole, Change(0.8, np.nan, np.nan), 0.05)

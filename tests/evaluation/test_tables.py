@@ -108,7 +108,7 @@ def test_heads_are_compared_on_the_prompts_that_both_answered():
     table = comparison_table(pd.DataFrame(rows))
     lines = {row[0].text: dict(zip(table.frame, (cell.text for cell in row), strict=True)) for row in table.rows}
     change = 100 * ((1 + 9 / 4) / (1 + 3 / 4) - 1)
-    assert lines["other"]["change, %, K = 3"] == f"{change:+.1f} no interval, unresolved"  # of two prompts
+    assert lines["other"]["change, %, K = 3"] == f"{change:+.1f}, no interval"  # of two prompts
     assert lines["elsewhere"]["change, %, K = 3"] == "–"
     assert lines["first"]["seeds, K = 3"] == "3.00 to 3.00"
     assert lines["first"]["training (min)"] == "1.5"

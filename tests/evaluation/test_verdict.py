@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from drafthead.config.evaluation import SLOConfig, TrafficConfig
-from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, verdicts_of
+from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, held_to_workloads, verdicts_of
 from drafthead.evaluation.decision.cost_model import price, speed_samples
 from drafthead.evaluation.decision.variants import compare_variants
-from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
+from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge, losses
 from drafthead.evaluation.reporting.measured_tables import brief_table, levels_table, memory_table
 from drafthead.evaluation.results.levels import Level, ServingRows, completed, summarise_serving
 from drafthead.evaluation.workload import NAMES, speculative_config
@@ -58,7 +58,7 @@ def test_the_four_decisions(levels, loads, decision, up_to):
     verdict = _decide(levels, loads)
     assert (verdict.decision, verdict.up_to) == (decision, up_to)
     assert verdict.change.resolved == (decision != UNKNOWN)
-    assert re.search(r"[+-]\d+\.\d% \[[+-]\d", verdict.reason)
+    assert re.search(r"[+-]\d+\.\d % \[[+-]\d", verdict.reason)
 
 
 def test_a_gain_beside_a_loss_that_no_interval_resolves_decides_nothing(levels):
@@ -152,6 +152,49 @@ def test_a_gain_beyond_what_acceptance_can_give_is_noise_of_the_machine(tmp_path
     assert judge(level).decision == UNKNOWN
 
 
+def test_what_got_worse_stands_in_the_reason_of_a_deployment(one_load):
+    """The wait for the first token is 2.3 times as long, the next tokens come faster; all prefix hits are gone."""
+    requests, runs = one_load.requests.copy(), one_load.runs.assign(prefix_queries=1000)
+    head = requests["method"] == "eagle3"
+    requests.loc[head, "ttft_s"] *= 1.5 * 2.3
+    runs["prefix_hits"] = np.where(runs["method"] == "eagle3", 0, 342)
+    (level,) = summarise_serving(ServingRows(requests, runs))
+    assert {key: amount for key, (_, amount) in losses(level).items()} == {
+        "ttft_p50": level.changes["ttft_p50"].amount(), "ttft_p95": level.changes["ttft_p95"].amount(),
+        "prefix-cache hits": "34.2 % → 0.0 %",
+    }  # fmt: skip
+    before, after = (f"{1e3 * value:.1f}" for value in level.values["ttft_p50"])
+    verdict = decide([level], {1: 1.0})
+    assert verdict.decision == DEPLOY
+    for text in (verdict.reason, verdict.levels[0].reason):
+        assert "TTFT, median" in text
+        assert "34.2 % → 0.0 %" in text
+        assert re.search(r"2\.[23] times longer", text)
+    assert f"{before} → {after} ms" in verdict.levels[0].reason
+    assert losses(replace(level, reached=False)) == {}  # decides nothing, of nothing
+
+
+@pytest.mark.parametrize(("longer", "prompts", "warned"), [(0, 160, False), (3, 160, True), (3, 15, False)])
+def test_responses_of_another_length_are_warned_of(one_load, longer, prompts, warned):
+    """Every second response of the head is longer by so many tokens."""
+    requests, runs = one_load
+    requests = requests[requests["prompt_id"] < f"p{prompts:03d}"]
+    odd = (requests["method"] == "eagle3") & (requests["prompt_id"].str[1:].astype(int) % 2 == 0)
+    (level,) = summarise_serving(
+        ServingRows(requests.assign(output_tokens=requests["output_tokens"] + longer * odd), runs)
+    )
+    before, after = level.response_length
+    assert after - before == pytest.approx(level.longer_by.value) == pytest.approx(longer / 2, rel=0.1)
+    assert level.length_differs == warned
+    shown = levels_table("", [level])
+    cells = [row[list(shown.frame).index("Response (tokens)")] for row in shown.rows]
+    assert cells[0].text == f"{before:.1f}"
+    assert cells[1].text.startswith(f"{after:.1f}")
+    assert cells[1].tone == ("worse" if warned else "unresolved" if longer else "")
+    assert ("all at 1 (draft head, K = 3)" in shown.note) == warned
+    assert (f"{before:.1f} → {after:.1f} tokens" in judge(level).reason) == warned
+
+
 @pytest.fixture(scope="module")
 def one_load(rows) -> ServingRows:
     """One request at a time, without drafts and at K = 3."""
@@ -199,26 +242,36 @@ def test_blocks_that_disagree_decide_nothing(one_load):
 @pytest.mark.parametrize(
     ("every", "chat", "code", "decided"),
     [
-        (1.3, 0.8, 1.1, True),
+        (1.3, 1.2, 1.4, True),
+        (1.25, 1.2, 1.4, True),  # 1.29 is expected: as close as prompts that wait for each other allow
+        (1.24, 1.36, 1.4, False),
+        (1.5, 1.36, 1.4, False),
+        (1.3, 0.8, 1.1, False),
         (1.3, 0.8, 0.7, False),
         (1.0, 0.8, 0.7, False),
-        (0.9, 0.8, 0.7, True),
+        (0.75, 0.8, 0.7, True),
         (0.8, 1.2, 1.3, False),
-        (1.0, 1.2, 1.3, False),
-        (1.1, 1.2, 1.3, True),
     ],
 )
-def test_a_load_that_every_workload_contradicts_decides_nothing(tmp_path, every, chat, code, decided):
-    """All prompts gain, do not change or lose; measured afterwards, each workload does."""
+def test_a_load_that_is_not_what_its_workloads_add_up_to_decides_nothing(tmp_path, every, chat, code, decided):
+    """All prompts together, and two thirds of them alone; the others are of a workload that was not measured."""
     recipe, speeds = tiny_recipe(tmp_path), {"all": every, "chat": chat, "code": code}
     rows = served(recipe, head_speed={1: 1.3}, prompts=160, workloads=tuple(speeds))
     measured = [each(rows, lambda f: f[f["method"] == "none"])]
     for name, speed in speeds.items():
         own = each(rows, lambda f, name=name: f[(f["method"] != "none") & (f["workload"] == name)])
         measured.append(each(own, lambda f, speed=speed: slower(f, 1.3 / speed)))
-    (level,) = verdicts_of(recipe, summarise_serving(together(*measured), JUDGED))[0].levels
-    assert (level.decision == (DEPLOY if every > 1 else DO_NOT)) == decided
-    assert ("as every workload of them alone does" in level.reason) != decided
+    workload_of = {f"p{i:03d}": ("chat", "code", "long")[i % 3] for i in range(160)}
+    levels = held_to_workloads(summarise_serving(together(*measured), JUDGED), workload_of)
+    verdict = verdicts_of(recipe, levels)[0]
+    (level,) = verdict.levels
+    assert level.decision == (UNKNOWN if not decided else DEPLOY if every > 1 else DO_NOT)
+    whole, *alone = sorted(levels, key=lambda level: level.workload)
+    assert (whole.contradicted_by is None) == decided
+    assert all(level.contradicted_by is None for level in alone)
+    if not decided:
+        assert whole.contradicted_by.value == pytest.approx(2 / (1 / chat + 1 / code) - 1, rel=0.15)
+        assert whole.contradicted_by.text() in verdict.reason
 
 
 def test_the_draft_length_is_the_one_that_serves_the_traffic_fastest(tmp_path):
@@ -345,7 +398,7 @@ def test_lost_prefix_hits_that_cost_more_than_drafts_bring_flip_the_verdict(tmp_
     runs.loc[(runs["method"] == "eagle3") & (runs["workload"] == "multi-turn"), "prefix_hits"] = 1000 * hits
     verdict = verdicts_of(recipe, summarise_serving(ServingRows(requests, runs)))[0]
     assert verdict.decision == decision
-    assert ("70.0% → 0.0%" in " ".join(level.reason for level in verdict.levels)) == (decision == DO_NOT)
+    assert ("70.0 % → 0.0 %" in " ".join(level.reason for level in verdict.levels)) == (decision == DO_NOT)
     cells = [[cell.text for cell in row] for row in memory_table(completed(requests, runs).runs).rows]
     assert [row[-2:] for row in cells] == [["70.0", "–"], [f"{100 * hits:.1f}", f"{100 * (hits / 0.7 - 1):+.1f}"]]
 

@@ -1,6 +1,6 @@
 """Everything that follows from the rows of one evaluation, what to serve included, for the terminal and the report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,9 +11,10 @@ from drafthead.artifacts import MANIFEST, ArtifactError, describe_difference, re
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL, TrafficConfig
 from drafthead.engine.server import deployment_command, speculative_flag
+from drafthead.evaluation.comparison import across_blocks, differ, sum_of_parts, throughput_change
 from drafthead.evaluation.decision.cost_model import Priced, decoded, price, speed_samples
 from drafthead.evaluation.decision.variants import SCHEDULED, Schedule, Variant, compare_variants, with_schedule
-from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, Verdict, decide
+from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, Verdict, decide, unfit
 from drafthead.evaluation.measuring import acceptance, serving
 from drafthead.evaluation.measuring.plan import is_conversations
 from drafthead.evaluation.results.levels import (
@@ -84,14 +85,16 @@ def analyse(recipe: Recipe, rows: ServingRows | None = None) -> Analysis:
     methods = manifests[serving.KIND]["identity"]["methods"]
     if any(method["extra"].get("rejection_sample_method") == "synthetic" for method in methods):
         raise ValueError(f"{recipe.results_dir} accepted drafts whatever they were: no verdict; see eval/plan.py")
-    levels = summarise_serving(rows)
+    answered = acceptance.read_acceptance(folders[acceptance.KIND])
+    kind = recipe.eval.workloads
+    workload_of = {} if kind == ALL else dict(zip(answered["prompt_id"], answered[kind], strict=True))
+    levels = held_to_workloads(summarise_serving(rows), workload_of)
     if not levels:
         raise ValueError(f"no load of {recipe.results_dir} was run both without and with drafts: nothing to compare")
     priced = _priced(recipe, rows, levels)
     verdicts = verdicts_of(recipe, levels)
     variants = compare_variants(recipe, verdicts, levels)
-    summary = summarise_acceptance(acceptance.read_acceptance(folders[acceptance.KIND]))
-    return Analysis(manifests, summary, rows, levels, priced, verdicts, variants)
+    return Analysis(manifests, summarise_acceptance(answered), rows, levels, priced, verdicts, variants)
 
 
 _ALIKE = ("target", "target_fingerprint", "dtype", "head", "max_tokens")
@@ -156,8 +159,7 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
     traffic = recipe.eval.traffic
     endpoints = {endpoint.name for endpoint in recipe.eval.endpoints}
     filled = [level for level in levels if level.steady]
-    judged = [replace(level, contradicted=contradicted(level, filled)) for level in filled]
-    if not judged:
+    if not filled:
         rates = ", ".join(dict.fromkeys(level.load for level in levels))
         raise ValueError(
             f"nothing to judge: all loads have a request rate ({rates}), and the verdict is by requests in flight; "
@@ -166,11 +168,11 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
     temperature = recipe.eval.temperatures[0]
     label = f" T={temperature:g}" if temperature else ""
     first = (traffic.workload or ALL).removesuffix(label) + label
-    measured = sorted({level.workload for level in judged}, key=lambda name: (name.partition(" TP")[0] != first, name))
+    measured = sorted({level.workload for level in filled}, key=lambda name: (name.partition(" TP")[0] != first, name))
     if traffic.workload is not None and measured[0].partition(" TP")[0] != first:
         raise ValueError(f"eval.traffic.workload {first} was not measured; there are: {', '.join(measured)}")
     for workload in measured:
-        here = [level for level in judged if level.workload == workload]
+        here = [level for level in filled if level.workload == workload]
         # Conversations are measured at one load, whatever the traffic's are.
         spread = TrafficConfig() if is_conversations(workload) else traffic
         shares = spread.shares(level.concurrency for level in here)
@@ -193,18 +195,41 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
     return [*lead, *(v for v in found if v not in lead)]
 
 
-def contradicted(level: Level, levels: Sequence[Level]) -> bool:
-    """Whether all prompts together gain or do not change where every workload of them alone loses, or the reverse."""
+# In one batch the workloads wait for each other's prompts, so that even on a steady machine they do not quite add up.
+MIXING = 0.05
+
+
+def held_to_workloads(levels: Sequence[Level], workload_of: Mapping[str, str]) -> list[Level]:
+    """The levels, those of all prompts together with what their workloads add up to where that is another change.
+
+    A workload weighs as much as its prompts take of the baseline's time among all prompts. Prompts of a workload that
+    was not measured alone, or decides nothing, are left out on both sides.
+
+    Args:
+        levels: of any method, workload and load.
+        workload_of: prompt id -> the workload it belongs to.
+    """
+
+    alone = [x for x in levels if x.prompts_of != ALL and not is_conversations(x.workload) and not unfit(x)]
 
     def setting(x: Level) -> tuple:  # temperature and GPUs are what follows the prompts in the workload's label
         return x.method, x.K, x.load, x.workload.removeprefix(x.prompts_of)
 
-    others = [x for x in levels if x.prompts_of != ALL and not is_conversations(x.workload)]
-    parts = [x.changes[THROUGHPUT.key] for x in others if setting(x) == setting(level)]
-    if level.prompts_of != ALL or not parts:
-        return False
-    whole, low, high = level.changes[THROUGHPUT.key], min(x.low for x in parts), max(x.high for x in parts)
-    return (high < 0 < whole.high and high < whole.low) or (whole.low < 0 < low and whole.high < low)
+    def held(level: Level) -> Level:
+        same = [x for x in alone if setting(x) == setting(level)]
+        parts = {x.prompts_of: x.changes[THROUGHPUT.key] for x in same}
+        known = level.paired.assign(workload=level.paired.index.map(lambda prompt: workload_of.get(prompt, "")))
+        shared = known[known["workload"].isin([*parts])]
+        if level.prompts_of != ALL or shared.empty:
+            return level
+        columns = ("output_tokens_head", "share_s_head", "output_tokens_base", "share_s_base")
+        by_block = level.by_block[THROUGHPUT.key]
+        whole = across_blocks(throughput_change(*(shared[column] for column in columns)), by_block)
+        weights = shared.groupby("workload")["share_s_base"].sum()
+        expected = sum_of_parts([parts[name] for name in weights.index], weights)
+        return replace(level, contradicted_by=expected) if differ(whole, expected, MIXING) else level
+
+    return [held(level) for level in levels]
 
 
 def _gain(verdict: Verdict, shares: dict[int, float]) -> tuple[bool, float]:

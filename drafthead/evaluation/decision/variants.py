@@ -32,7 +32,6 @@ from drafthead.evaluation.decision.verdict import (
     UNKNOWN,
     UP_TO,
     Verdict,
-    change_text,
     traffic_change,
     unfit,
 )
@@ -72,7 +71,7 @@ class Variant(NamedTuple):
 
     def sentence(self) -> str:
         """For the terminal and the report."""
-        gain = f"{NAMES[self.verdict.method]} at K = {self.verdict.K}: {change_text(self.change)} output throughput"
+        gain = f"{NAMES[self.verdict.method]} at K = {self.verdict.K}: {self.change.text()} output throughput"
         doubt = f"; not advised: {self.doubt}" if self.doubt else ""
         return f"{gain} against the {NAMES[self.beside]} at its best fixed draft length, K = {self.against}{doubt}"
 

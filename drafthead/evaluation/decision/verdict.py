@@ -3,9 +3,9 @@
 Level by level the rule looks at output throughput at equal requests in flight and at the median latency of a request,
 which is what the operator pays and what the user feels, and at the service level if the recipe has one. A level decides
 nothing whose load was not reached, whose requests failed, whose interval includes zero, whose gain exceeds what its
-acceptance can give (a step with drafts is never shorter than one without), or that every workload of it alone
-contradicts. Over all levels the traffic decides, and nothing is deployed for a traffic of which less than half was
-measured.
+acceptance can give (a step with drafts is never shorter than one without), or that changes by something else than its
+workloads add up to. Over all levels the traffic decides, and nothing is deployed for a traffic of which less than half
+was measured. Whatever the decision, the reason names every measure that got worse by more than a tenth.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from scipy import stats
 
 from drafthead.config.evaluation import SLOConfig
 from drafthead.evaluation.comparison import across_blocks, throughput_change
-from drafthead.evaluation.results.levels import THROUGHPUT, Level
+from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level
 from drafthead.evaluation.workload import BASELINE, NAMES
 from drafthead.statistics import CONFIDENCE, Array, Change
 
@@ -58,6 +58,7 @@ def _keeps(times: pd.Series, limit: float, percentile: int) -> tuple[Kept, str]:
 
 # Of the requests: those that failed may be the slow ones, and the others had the server to themselves.
 MOST_FAILED = 0.01
+NAMED_LOSS = 0.1  # of a measure, from which on a reason names it
 LEAST_SHARE = 0.5  # of the time that a head would be deployed for: at loads that were run and reached
 DEPLOY, UP_TO, DO_NOT, UNKNOWN = "DEPLOY", "DEPLOY UP TO", "DO NOT DEPLOY", "INCONCLUSIVE"
 
@@ -80,7 +81,7 @@ class Verdict:
         up_to: c*, where the decision is DEPLOY UP TO.
         change: of output throughput over the loads of the traffic that were measured and reached (up to c*, where
             there is one), weighted by their share of the time.
-        reason: why.
+        reason: why, what decides nothing at which load, and every resolved loss above NAMED_LOSS.
         levels: every load of the traffic.
     """
 
@@ -114,14 +115,52 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
         (True, UNKNOWN, unresolved),
     )
     decision, why = next((decision, why) for holds, decision, why in rules if holds)
-    before, after = (level.prefix_hits[name] for name in (BASELINE, level.method))
+    main = (THROUGHPUT.key, "e2e_p50")
+    hits = level.prefix_hits
+    before, after = level.response_length
     figures = [
-        f"output throughput {change_text(throughput)}, median latency {change_text(latency)}",
+        *(_figure(level, key) for key in main),
         f"{level.failed} of {level.requests} requests failed" if level.failed else "",
         limits,
-        f"prefix-cache hits {before:.1%} → {after:.1%}" if abs(after - before) >= 0.01 else "",
+        f"{_HITS} {_hits_text(level)}" if abs(hits[level.method] - hits[BASELINE]) >= _LEAST_HITS else "",
+        *(_figure(level, key) for key in losses(level) if key in MEASURE and key not in main),
+        f"mean response {before:.1f} → {after:.1f} tokens, so it is not the same work" if level.length_differs else "",
     ]
     return LevelVerdict(level.concurrency, decision, f"{why}: {'; '.join(filter(None, figures))}")
+
+
+def _figure(level: Level, key: str) -> str:
+    """A measure of baseline and method, and its change."""
+    measure = MEASURE[key]
+    before, after = map(measure.text, level.values[key])
+    return f"{measure.label} {before} → {after} {measure.unit} ({level.changes[key].text()})"
+
+
+_LEAST_HITS = 0.01  # of the prompt tokens
+_HITS = "prefix-cache hits"
+
+
+def _hits_text(level: Level) -> str:
+    before, after = (100 * level.prefix_hits[name] for name in (BASELINE, level.method))
+    return f"{before:.1f} % → {after:.1f} %"
+
+
+def losses(level: Level) -> dict[str, tuple[str, str]]:
+    """Every resolved loss above NAMED_LOSS: measure -> its name and how much; none of a level that decides nothing.
+
+    Hits in the prefix cache are counted, not sampled: those that are lost are resolved.
+    """
+    if unfit(level):
+        return {}
+    found = {
+        key: (MEASURE[key].label, change.amount())
+        for key, change in level.changes.items()
+        if change.resolved and change.loss > NAMED_LOSS
+    }
+    lost = level.prefix_hits[BASELINE] - level.prefix_hits[level.method]
+    if lost >= _LEAST_HITS and lost > NAMED_LOSS * level.prefix_hits[BASELINE]:
+        found[_HITS] = _HITS, _hits_text(level)
+    return found
 
 
 def unfit(level: Level) -> str:
@@ -134,10 +173,10 @@ def unfit(level: Level) -> str:
             f"not reached: {level.concurrency} requests were to run at once, {methods} did; the others were not sent "
             "(too few prompts) or waited in the engine's queue (KV cache)"
         )
-    if level.contradicted:
+    if level.contradicted_by:
         return (
-            "all prompts together do not change as every workload of them alone does, as on a machine whose speed "
-            "varies; set eval.repeats=3 and keep other work off it"
+            f"the machine was not steady: all prompts together change by {level.changes[THROUGHPUT.key].text()}, their "
+            f"workloads alone add up to {level.contradicted_by.text()}; set eval.repeats=3 and keep other work off it"
         )
     # More than one token's time per accepted draft: no head can do that.
     if level.changes[THROUGHPUT.key].low > level.length_of_all - 1:
@@ -166,7 +205,7 @@ def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | N
     at = {word: [v.concurrency for v in found if v.decision == decision] for decision, word in words.items()}
     good, bad = at["gains"], at["loses"]
     reason = ", ".join(f"{word} at concurrency {', '.join(map(str, loads))}" for word, loads in at.items() if loads)
-    text = f"{reason}; over the traffic {change_text(change)} output throughput"
+    text = f"{reason}; over the traffic {change.text()} output throughput"
     up_to, decision = max((c for c in good if not any(b < c for b in bad)), default=None), DEPLOY
     if up_to is None:  # gains nowhere, or only above a load where it loses
         decision = DO_NOT if bad and not good else UNKNOWN
@@ -180,12 +219,28 @@ def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | N
             up_to = None
         else:
             decision, change = UP_TO, _over(below, shares)
-            text = f"{reason}; up to {up_to} {change_text(change)} output throughput"
+            text = f"{reason}; up to {up_to} {change.text()} output throughput"
     if change.resolved and change.value < 0:  # loads that are each unresolved may lose together
         up_to, decision = None, DO_NOT
     elif change.value < 0 and decision in (DEPLOY, UP_TO):
         up_to, decision = None, UNKNOWN
+    text = ". ".join([text, *_undecided(measured, shares), *_losses(reached)])
     return Verdict(levels[0].workload, levels[0].method, levels[0].K, decision, up_to, change, text, tuple(found))
+
+
+def _undecided(measured: Mapping[int, Level], shares: Mapping[int, float]) -> list[str]:
+    """What makes loads of the traffic decide nothing, whatever their figures."""
+    return [f"At concurrency {c}: {unfit(measured[c])}" for c in sorted(shares) if c in measured and unfit(measured[c])]
+
+
+def _losses(levels: Sequence[Level]) -> list[str]:
+    """One sentence with every loss at every load; none where nothing is lost."""
+    found: dict[str, list[str]] = {}
+    for level in sorted(levels, key=lambda level: level.concurrency):
+        for name, amount in losses(level).values():
+            found.setdefault(name, []).append(f"{amount} at concurrency {level.concurrency}")
+    text = "; ".join(f"{name} {', '.join(amounts)}" for name, amounts in found.items())
+    return [f"Worse by more than a tenth: {text}"] if text else []
 
 
 def traffic_change(pairs: Mapping[int, pd.DataFrame], weights: Mapping[int, float], by_block: Array) -> Change:
@@ -214,11 +269,3 @@ def _over(levels: Sequence[Level], shares: dict[int, float]) -> Change:
     """Against no speculation, over the loads of these levels."""
     pairs = {level.concurrency: level.paired for level in levels}
     return traffic_change(pairs, shares, np.array([level.by_block[THROUGHPUT.key] for level in levels]))
-
-
-def change_text(change: Change) -> str:
-    """A change with its interval in percent, and whether it says anything."""
-    if np.isnan(change.value):
-        return "unknown"
-    text = f"{change:+.1%}" if np.isfinite(change.low) else f"{change:+.1%} without interval"
-    return text if change.resolved else f"{text} (unresolved)"

@@ -105,14 +105,26 @@ def levels_table(title: str, levels: Sequence[Level]) -> Table:
             row["Reached"] = "yes" if level.reached else f"no: {ran:.1f} ran"
             row |= {"Prompts": len(level.paired), "Failed": level.failed if side else None}
             for key, values in level.values.items():
-                change = change_cell(level.changes[key], level.reached) if side else Cell("")
-                text = f"{MEASURE[key].text(values[side])} {change.text}"
-                row[MEASURE[key].title] = Cell(text.strip(), change.tone)
+                value = MEASURE[key].text(values[side])
+                change = change_cell(level.changes[key], level.reached, " %")
+                row[MEASURE[key].title] = Cell(f"{value}, {change.text}", change.tone) if side else Cell(value)
+            row["Response (tokens)"] = _response_cell(level) if side else number(level.response_length[0])
             rows.append(row | {"Acceptance length": _length(level) if side else None})
     text = note("levels", fewest=FEWEST_PROMPTS)
+    if other := [level for level in levels if level.length_differs]:
+        where = (f"{level.workload} at {level.load_name} ({series_name(level.method, level.K)})" for level in other)
+        text += " " + note("lengths", where=", ".join(where))
     if any(not level.steady for level in levels):
         text += " " + note("rates")
     return table(title, rows, text)
+
+
+def _response_cell(level: Level) -> Cell:
+    """Mean response length of the method, and by how much it differs from the baseline's where it does."""
+    text, longer = number(level.response_length[1]).text, level.longer_by
+    if not longer.value:
+        return Cell(text)
+    return Cell(f"{text}, {longer:+.1f}", "worse" if level.length_differs else "unresolved")
 
 
 def brief_table(levels: Sequence[Level], decisions: dict[tuple[str, str, int, int], str] | None = None) -> Table:
@@ -127,7 +139,7 @@ def brief_table(levels: Sequence[Level], decisions: dict[tuple[str, str, int, in
         row = _which(level) | {
             "Output tok/s": _both(level.values[THROUGHPUT.key], ".1f"),
             "Change (%)": change_cell(level.changes[THROUGHPUT.key], level.reached),
-            "Median latency (%)": change_cell(level.changes["e2e_p50"], level.reached),
+            "Median latency": change_cell(level.changes["e2e_p50"], level.reached),
             "Acceptance length": _length(level, bounds=False),
         }
         if decisions is not None:
@@ -155,10 +167,10 @@ def means_table(levels: Sequence[Level], *, only_reached: bool = True) -> Table 
         means = geometric_means(own, only_reached=only_reached)
         for mean in means:
             before, after = map(mean.measure.text, mean.values)
-            worst = f"worst {100 * mean.worst.change(mean.measure):+.1f} at {mean.worst.concurrency}"
-            text = f"{before} → {after} {100 * mean.change:+.1f} ({worst})"
+            worst = f"worst {mean.worst.changes[mean.measure.key].amount()} at {mean.worst.concurrency}"
+            text = f"{before} → {after}, {mean.change.amount()} ({worst})"
             # No response may have come to its answer.
-            row[mean.measure.title] = Cell(text if np.isfinite(mean.change) else "–", _TONES[mean.sign])
+            row[mean.measure.title] = Cell(text if np.isfinite(mean.change.value) else "–", _TONES[mean.sign])
         rows += [row] if means else []
     text = note("means", reached=" that were reached" * only_reached)
     return table("Geometric means over concurrency", rows, text) if rows else None
@@ -222,7 +234,7 @@ def matrix_tables(levels: Sequence[Level]) -> list[Table]:
         "Acceptance length": _length,
     }
     if ttft := next((key for key in levels[0].changes if key.startswith("ttft")), None):
-        cells["TTFT against the baseline (%)"] = lambda at: change_cell(at.changes[ttft], at.reached)
+        cells["TTFT against the baseline"] = lambda at: change_cell(at.changes[ttft], at.reached)
     return [
         table(
             f"{title}: {series_name(method, K)}",

@@ -5,13 +5,15 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import yaml
 
 from drafthead.config import REPO_ROOT
 from drafthead.evaluation.reporting.measured_tables import series_name
-from drafthead.evaluation.reporting.tables import Cell, Table, note, number, table
+from drafthead.evaluation.reporting.tables import Cell, Table, note, table
 from drafthead.evaluation.results.levels import MEASURE, Level, geometric_means, label
 from drafthead.evaluation.workload import HEAD
+from drafthead.statistics import Change, TimeChange
 
 FIGURES = REPO_ROOT / "docs" / "published.yaml"
 
@@ -60,10 +62,11 @@ class Figure:
         return self.measure.startswith(("ttf", "tpot", "itl", "e2e_p", "cost"))
 
     @property
-    def change(self) -> float:
-        """Relative change by this project's convention: positive = better; for times baseline / head - 1."""
+    def change(self) -> Change:
+        """Relative change by this project's convention: positive = better; for times baseline / head - 1; no bounds."""
         ratio = float(self.head) / float(self.baseline)
-        return (1 / ratio if self.lower_is_better else ratio) - 1
+        kind = TimeChange if self.lower_is_better and not self.measure.startswith("cost") else Change
+        return kind((1 / ratio if self.lower_is_better else ratio) - 1, np.nan, np.nan)
 
     @property
     def key(self) -> str:
@@ -119,16 +122,15 @@ def published_table(levels: Sequence[Level], target: str) -> Table | None:
             ours = [mean.change for mean in means if mean.measure.key == figure.key]
         else:
             at = [level.changes for level in same if level.load == figure.statistic]
-            ours = [changes[figure.key].value for changes in at if figure.key in changes]
+            ours = [changes[figure.key] for changes in at if figure.key in changes]
         if ours:
-            change = number(100 * figure.change, sign="+").text
             rows.append({
                 "Post": figure.post,
                 "Figure": figure.name,
                 "Baseline there": Cell(figure.baseline),
                 "With drafts there": Cell(figure.head),
-                "Change there (%)": Cell(change, "better" if figure.change > 0 else "worse"),
-                "Change here (%)": number(100 * ours[0], sign="+"),
+                "Change there": Cell(figure.change.amount(), "better" if figure.change.value > 0 else "worse"),
+                "Change here": Cell(ours[0].amount()),
                 "Here": series_name(same[0].method, same[0].K),
             })  # fmt: skip
     return table("Published figures", rows, note("published")) if rows else None

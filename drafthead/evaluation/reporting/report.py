@@ -36,6 +36,7 @@ from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, 
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_places
 from drafthead.evaluation.workload import NAMES
 from drafthead.files import atomic_path, in_markdown
+from drafthead.statistics import TimeChange
 
 _TONES: dict[str, Tone] = {DEPLOY: "better", UP_TO: "better", DO_NOT: "worse"}
 
@@ -190,15 +191,22 @@ def _not_measured(manifest: dict[str, Any]) -> list[str]:
 
 
 def tracked(analysis: Analysis) -> dict[str, float | str]:
-    """The figures of an evaluation for a tracker: verdicts, acceptance lengths, and every level's change."""
+    """The figures of an evaluation for a tracker: verdicts, acceptance lengths, and every level's change.
+
+    That of a time is how many times as long it is as the baseline's.
+    """
     found: dict[str, float | str] = {}
     for m in analysis.acceptance.methods:
         found[f"evaluation/acceptance_length/{m.category}/{m.method}-k{m.K}"] = m.length.value
     for verdict in analysis.verdicts:
         found[f"evaluation/verdict/{verdict.workload}/{verdict.method}-k{verdict.K}"] = verdict.headline
     for level in analysis.levels:
-        name = f"evaluation/change/{level.workload}/{level.load}/{level.method}-k{level.K}"
-        found |= {f"{name}/{key}": change.value for key, change in level.changes.items()}
+        name = f"{level.workload}/{level.load}/{level.method}-k{level.K}"
+        for key, change in level.changes.items():
+            if isinstance(change, TimeChange):
+                found[f"evaluation/times_as_long/{name}/{key}"] = 1 + change.loss
+            else:
+                found[f"evaluation/change/{name}/{key}"] = change.value
     return found
 
 
@@ -229,8 +237,7 @@ def print_brief(recipe: Recipe, analysis: Analysis) -> None:
     print_table(measured.brief_table([x for v in analysis.verdicts for x in analysis.levels_of(v)], decisions))
     print(f"\n{acceptance_line(analysis.acceptance)}")
     for v in analysis.verdicts:
-        reason = f"\n  {v.reason}" if v.workload == analysis.main.workload else ""
-        print(f"{v.workload} prompts, {v.method} at K = {v.K}: {v.headline}{reason}")
+        print(f"{v.workload} prompts, {v.method} at K = {v.K}: {v.headline}\n  {v.reason}")
     advice = advise(recipe, analysis)
     print(f"\n{advice.text}\n  {advice.flag or advice.command}")
 

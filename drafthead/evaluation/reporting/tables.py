@@ -93,22 +93,20 @@ def number(value: float | Interval | Array, digits: int = 1, sign: str = "") -> 
     return Cell(" ".join(texts))
 
 
-def change_cell(change: Change, reached: bool = True) -> Cell:
-    """A relative change in percent, positive = better; grey and marked when nothing follows from it.
+def change_cell(change: Change, reached: bool = True, unit: str = "") -> Cell:
+    """A relative change, a time's in words; grey and marked when nothing follows from it.
 
     Args:
         change: the change and whether its sign is resolved.
         reached: whether the load was what it says; otherwise the methods were not compared at that load.
+        unit: behind a change that is no time's; empty where the header says per cent.
     """
-    i = change.scaled(100)
-    if np.isnan(i.value):
-        return Cell("–")
-    text = f"{i:+.1f}" if np.isfinite(i.low) else f"{i:+.1f} no interval,"
+    text = change.text(unit)
+    if not np.isfinite(change.value):
+        return Cell(text)
     if not reached:
-        return Cell(f"{text} load not reached", "unresolved")
-    if not change.resolved:
-        return Cell(f"{text} unresolved", "unresolved")
-    return Cell(text, "better" if i.value > 0 else "worse")
+        return Cell(f"{text}, load not reached", "unresolved")
+    return Cell(text, ("better" if change.value > 0 else "worse") if change.resolved else "unresolved")
 
 
 def print_table(table: Table) -> None:

@@ -17,7 +17,16 @@ from drafthead.data.responses import LOOP_LIMIT
 from drafthead.evaluation.columns import read_rows
 from drafthead.evaluation.comparison import across_blocks, statistic_change, throughput_change
 from drafthead.evaluation.workload import BASELINE
-from drafthead.statistics import Array, Change, Interval, acceptance_length, acceptance_length_interval, ratio_of_sums
+from drafthead.statistics import (
+    FEWEST_PROMPTS,
+    Array,
+    Change,
+    Interval,
+    acceptance_length,
+    acceptance_length_interval,
+    ratio_interval,
+    ratio_of_sums,
+)
 
 _KEYS = ["workload", "load", "concurrency"]
 
@@ -139,7 +148,8 @@ class Level:
         reached: in both.
         requests, failed: sent, and how many of them failed, both methods together.
         values: measure -> (baseline, method), in SI units.
-        changes: measure -> relative change, positive = better; with several blocks, what they differ by is in it.
+        changes: measure -> relative change, positive = better, of a time a TimeChange; with several blocks, what they
+            differ by is in it.
         by_block: measure -> the change in each block alone, as a fraction.
         acceptance_length: under this load, over the prompts of `paired` less those where it means little (`completed`);
             NaN without drafts or where the server does not say.
@@ -149,7 +159,11 @@ class Level:
             _base) and the method (suffix _head).
         prefix_hits: "none" and the method -> share of prompt tokens found in the prefix cache; NaN: not counted.
         tokens_per_request: output tokens, mean of both methods.
-        contradicted: see `drafthead.evaluation.decision.analysis.contradicted`.
+        response_length: mean output tokens of the baseline's responses and the method's, over `paired`.
+        longer_by: the difference of the two in tokens, paired by prompt; no bounds with fewer prompts than an interval
+            needs.
+        contradicted_by: what the workloads that this level mixes change by alone, put together, where the level itself
+            changes by something else; see `drafthead.evaluation.decision.analysis.held_to_workloads`.
     """
 
     workload: str
@@ -171,7 +185,9 @@ class Level:
     paired: pd.DataFrame
     prefix_hits: dict[str, float]
     tokens_per_request: float
-    contradicted: bool = False
+    response_length: tuple[float, float]
+    longer_by: Interval
+    contradicted_by: Change | None = None
 
     @property
     def steady(self) -> bool:
@@ -190,20 +206,25 @@ class Level:
         """The change of a measure as a fraction."""
         return self.changes[measure.key].value
 
+    @property
+    def length_differs(self) -> bool:
+        """Whether responses are longer or shorter than the baseline's by more than chance."""
+        return self.longer_by.low > 0 or self.longer_by.high < 0
+
 
 class GeometricMean(NamedTuple):
     """A measure over all steady levels of a method, with the worst level beside it.
 
     Attributes:
         values: geometric means of baseline and method, in SI units.
-        change: of the two, positive = better.
+        change: of the two, without bounds.
         worst: the level with the smallest change.
         sign: 1 where every level is resolved as better, -1 where every one as worse, 0 otherwise.
     """
 
     measure: Measure
     values: list[float]
-    change: float
+    change: Change
     worst: Level
     sign: int
 
@@ -253,7 +274,8 @@ def geometric_means(levels: Sequence[Level], *, only_reached: bool = True) -> li
     found = []
     for measure in (MEASURE[key] for key in (chosen[0].values if len(chosen) > 1 else ())):
         values = [gmean([level.values[measure.key][side] for level in chosen]) for side in (0, 1)]
-        change = gmean([1 + level.change(measure) for level in chosen]) - 1
+        mean = float(gmean([1 + level.change(measure) for level in chosen])) - 1
+        change = type(chosen[0].changes[measure.key])(mean, np.nan, np.nan)
         worst = min(chosen, key=lambda level: level.change(measure))
         signs = {int(np.sign(x.change(measure))) if x.changes[measure.key].resolved else 0 for x in chosen}
         found.append(GeometricMean(measure, values, change, worst, signs.pop() if len(signs) == 1 else 0))
@@ -282,6 +304,9 @@ def _level(method: str, K: int, measures: Sequence[str], requests: pd.DataFrame,
             change = statistic_change(*_pair(measure, head, base), measure.statistic, waves=int(first["concurrency"]))
         changes[key] = across_blocks(change, by_block[key])
     drafted, counted = head[head["drafts"] > 0], methods[method]
+    lengths = [(rows["output_tokens"] / rows["responses"]).to_numpy(float) for rows in (base, head)]
+    each = np.ones(len(base))
+    longer_by = ratio_interval(lengths[1] - lengths[0], each)
     return Level(
         str(first["workload"]), str(first["load"]), int(first["concurrency"]), method, K,
         prompts_of=str(first["prompts_of"]),
@@ -300,6 +325,8 @@ def _level(method: str, K: int, measures: Sequence[str], requests: pd.DataFrame,
             name: float(ratio_of_sums(rows["prefix_hits"], rows["prefix_queries"])) for name, rows in methods.items()
         },
         tokens_per_request=float(ratio_of_sums(runs["output_tokens"], runs["responses"])),
+        response_length=(float(ratio_of_sums(lengths[0], each)), float(ratio_of_sums(lengths[1], each))),
+        longer_by=longer_by if len(each) >= FEWEST_PROMPTS else Interval(longer_by.value, np.nan, np.nan),
     )  # fmt: skip
 
 
