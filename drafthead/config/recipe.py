@@ -45,7 +45,7 @@ class TargetConfig(Section):
     # Boundary indices, ascending: id k is the input of block k, vLLM's own numbering.
     aux_layer_ids: tuple[int, ...]
     trust_remote_code: bool = False
-    # What the chat template is told besides, as in requests to vLLM: {enable_thinking: false}. A part of the target.
+    # Further arguments of the chat template, as in requests to vLLM: {enable_thinking: false}. A part of the target.
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -231,15 +231,15 @@ def parse_messages(rows: Any, strict: bool = False, repairs: list[str] | None = 
     if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
         raise RowError("messages must be a non-empty list")
     parsed = [_parse_message(row, strict, repairs) for row in rows]
-    kept = [m for m in parsed if m["role"] not in ("system", "developer") or m["content"]]
-    if len(kept) < len(parsed):
+    filled = [m for m in parsed if m["role"] not in ("system", "developer") or m["content"]]
+    if len(filled) < len(parsed):
         repairs.append("an empty system message is left out")
     # Public chats are often cut in pieces: a piece may begin with the end of a response.
-    first = next((i for i, m in enumerate(kept) if m["role"] in _BEFORE_RESPONSE), len(kept))
-    chat = [m for i, m in enumerate(kept) if i >= first or m["role"] != "assistant"]
+    first = next((i for i, m in enumerate(filled) if m["role"] in _BEFORE_RESPONSE), len(filled))
+    chat = [m for i, m in enumerate(filled) if i >= first or m["role"] != "assistant"]
     if not any(m["role"] == "user" for m in chat):
         raise RowError("no user message")
-    if len(chat) < len(kept):
+    if len(chat) < len(filled):
         repairs.append("what an assistant says before the first question is left out")
     for message in chat:
         if not message["content"] and not message.get("tool_calls") and message["role"] != "tool":
@@ -298,8 +298,8 @@ def _parse_message(row: Any, strict: bool, repairs: list[str]) -> Message:
         message |= {"thinking": thought} if isinstance(thought, str) else {}
         message |= {"tool_calls": calls} if calls else {}
         message |= {"weight": 0} if is_context else {}
-        ended = values.get("finish_reason")
-        message |= {} if ended in (None, "stop") else {"finish_reason": str(ended)}
+        finish_reason = values.get("finish_reason")
+        message |= {} if finish_reason in (None, "stop") else {"finish_reason": str(finish_reason)}
     return message
 
 
@@ -315,15 +315,15 @@ def _is_context(values: Mapping[str, Any]) -> bool:
 def _calls(values: Mapping[str, Any], repairs: list[str]) -> list[Any]:
     """The tool calls of a message, their arguments an object as in vLLM (0.32, renderers/chat_utils.py), whatever text
     they are stored as: chat templates write them as JSON themselves."""
-    calls, old = parse_json(values.get("tool_calls") or []), values.get("function_call")
-    if old and old != "none":  # OpenAI's format before that of tools
-        old = parse_json(old)
-        if not isinstance(old, Mapping):
+    calls, function = parse_json(values.get("tool_calls") or []), values.get("function_call")
+    if function and function != "none":  # OpenAI's format before that of tools
+        function = parse_json(function)
+        if not isinstance(function, Mapping):
             raise RowError("function_call is not an object")
-        if any(value is not None for value in old.values()):  # in Arrow's tables every message has one
+        if any(value is not None for value in function.values()):  # in Arrow's tables every message has one
             if calls:
                 raise RowError("function_call and tool_calls in one message: only one would be read")
-            calls = {"type": "function", "function": old}
+            calls = {"type": "function", "function": function}
     return [_call(call, repairs) for call in (calls if isinstance(calls, list) else [calls])] if calls else []
 
 

@@ -80,7 +80,7 @@ class Renderer:
         Args:
             tokenizer: with a chat template.
             day: see `template_day`; without one a template that reads the clock gets today's.
-            template_kwargs: what the template is told besides, target.chat_template_kwargs.
+            template_kwargs: further arguments of the template, target.chat_template_kwargs.
         """
         self._tokenizer = tokenizer
         self._variables: dict[str, Any] = {} if day is None else {"strftime_now": day.strftime}

@@ -323,7 +323,7 @@ async def stream_request(
             if not response.ok:
                 error = f"{response.status} {response.reason}: {(await response.text())[:300]}"
             async for data in read_events(response.content.iter_any()):
-                if data == "[DONE]":
+                if data.strip() == "[DONE]":
                     continue
                 now, chunk = time.perf_counter(), json.loads(data)
                 if not isinstance(chunk, dict):

@@ -225,8 +225,8 @@ def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict
         "max_tokens": recipe.eval.max_tokens,
         "reasoning_effort": recipe.eval.reasoning_effort,
     }
-    if told := recipe.target.chat_template_kwargs:
-        made_from["chat_template_kwargs"] = told
+    if template_kwargs := recipe.target.chat_template_kwargs:
+        made_from["chat_template_kwargs"] = template_kwargs
     described = []
     for settings in (method_of(recipe, name) for name in methods if name != BASELINE):
         if missing := lacks(recipe, settings.name):

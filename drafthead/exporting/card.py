@@ -51,10 +51,12 @@ def write_card(recipe: Recipe, measured: Any = None, published_as: str | None = 
     config = artifacts.read_json(recipe.head_dir / "config.json")
     directory, served = published_as or f"heads/{recipe.head_dir.name}", files.served_values(config)
     speculative = files.speculative_config(directory, manifest["identity"]["num_draft_tokens"])
-    told = manifest["identity"]["target"].get("chat_template_kwargs")
+    template_kwargs = manifest["identity"]["target"].get("chat_template_kwargs")
     facts = {
         **manifest,
-        "template_flag": f" --default-chat-template-kwargs {shlex.quote(json.dumps(told))}" if told else "",
+        "template_flag": f" --default-chat-template-kwargs {shlex.quote(json.dumps(template_kwargs))}"
+        if template_kwargs
+        else "",
         "name": recipe.name,
         "dtype": config["dtype"],
         "directory": directory,

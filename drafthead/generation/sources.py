@@ -40,12 +40,13 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _DOCUMENT = ("document", "repo", "id", "question_id", "task_id", "prompt_id", "uuid", "module")
 _LABELS = {"category", "source", "split", "metadata", "document"}
 _OWN = {
-    *_SHAPES, *_DOCUMENT, *_LABELS, *_RESPONSES, "response_ids", "input", "system", "tools", "text_input",
+    *_SHAPES, *_DOCUMENT, *_LABELS, *_RESPONSES, "response_ids", "input", "system", "tools", "functions", "text_input",
+    "parallel_tool_calls",
 }  # fmt: skip
 # OpenAI's logs and batch files: what servers write into a response, and into a line of a batch.
 _LOG = _LABELS | {
-    "id", "object", "created", "model", "messages", "tools", "choices", "usage", "system_fingerprint", "service_tier",
-    "prompt_logprobs", "prompt_token_ids", "kv_transfer_params",
+    "id", "object", "created", "model", "messages", "tools", "functions", "choices", "usage",
+    "system_fingerprint", "service_tier", "prompt_logprobs", "prompt_token_ids", "kv_transfer_params",
 }  # fmt: skip
 _BATCH = _LABELS | {"id", "custom_id", "method", "url", "body", "response", "error"}
 _CHANGES_PROMPT = ("chat_template", "chat_template_kwargs", "reasoning_effort", "documents", "continue_final_message")
@@ -272,8 +273,8 @@ def read_row(row: Row, name: str) -> Conversation:
             in it, has a key that nothing reads, at all or in a row of its shape.
     """
     entry, row = CATALOGUE.get(name, LOCAL), ADAPTERS.get(name, dict)(row)
-    own, repairs = entry is LOCAL, list[str]()
-    if own:
+    is_local, repairs = entry is LOCAL, list[str]()
+    if is_local:
         row = _without_envelope(row, repairs)
     shape = next((key for key in _SHAPES if row.get(key) is not None), "prompt")
     messages: tuple[Message, ...] = ()
@@ -281,28 +282,25 @@ def read_row(row: Row, name: str) -> Conversation:
     if shape in _IDS:
         ids = token_ids(row[shape])
     else:
-        chat = row[shape] if shape in _MESSAGES else _asked(row, shape)
-        if own and shape in _WITH_RESPONSE:
+        chat = row[shape] if shape in _MESSAGES else _question_messages(row, shape)
+        if is_local and shape in _WITH_RESPONSE:
             response_key = next((key for key in _RESPONSES if row.get(key)), "")
-            chat = [*chat, *_answered(row[response_key])] if response_key else chat
-        messages = parse_messages(chat, own, repairs)
+            chat = [*chat, *_response_messages(row[response_key])] if response_key else chat
+        messages = parse_messages(chat, is_local, repairs)
         if system and not any(message["role"] in ("system", "developer") for message in messages):
-            messages, system = parse_messages([{"role": "system", "content": system}, *messages], own), None
+            messages, system = parse_messages([{"role": "system", "content": system}, *messages], is_local), None
     was_read = {shape, response_key, "input" if shape == "instruction" else "", "" if system else "system"}
     texts = [message["content"] for message in messages]  # what stands in the chat too is not lost
     others = [key for key in (*_SHAPES, *_RESPONSES, "system", "input") if key not in was_read and row.get(key)]
-    if own and (unread := [key for key in others if row[key] not in texts]):
+    if is_local and (unread := [key for key in others if row[key] not in texts]):
         raise RowError(f"{' and '.join(unread)} would not be read: a row has one of {', '.join(_SHAPES)}")
-    response_ids = row.get("response_ids") if own else None
+    response_ids = row.get("response_ids") if is_local else None
     if response_ids is not None and ids is None:
         raise RowError("response_ids without prompt_ids: a response to text is an assistant's message in `messages`")
-    split = row.get("split") if own else None
+    split = row.get("split") if is_local else None
     if split not in (None, "train", "heldout"):
         raise RowError(f'split is {split!a:.20}; write "train" or "heldout", or leave it out to split by document')
-    tools = parse_json(row.get("tools") or [])
-    tools = tools if isinstance(tools, list) else [tools]
-    if not all(isinstance(tool, dict) for tool in tools):
-        raise RowError("tools must be a list of objects")
+    tools = _tools(row)
     first_question = next((" ".join(m["content"].casefold().split()) for m in messages if m["role"] == "user"), None)
     named = next((row[key] for key in _DOCUMENT if row.get(key) is not None), None)
     document = digest(list(ids) if ids else first_question)[:16] if named in (None, "") else str(named)
@@ -317,7 +315,7 @@ def read_row(row: Row, name: str) -> Conversation:
         response_ids=None if response_ids is None else token_ids(response_ids),
         text=str(row.get("text_input") or ""),
         split=split,
-        source=_name(row.get("source"), repairs) if own else None,
+        source=_name(row.get("source"), repairs) if is_local else None,
         repairs=tuple(repairs),
     )
 
@@ -353,11 +351,10 @@ def _without_envelope(row: Row, repairs: list[str]) -> Row:
     chat = parse_json(request["messages"])
     if not isinstance(chat, list) or not chat:
         raise RowError("messages must be a non-empty list")
-    tools = parse_json(request.get("tools") or [])
-    tools = tools or [{"type": "function", "function": one} for one in parse_json(request.get("functions") or [])]
     if is_log or row.get("response") is not None or row.get("error"):
         chat = [*chat, *_logged_response(row, chat, repairs)]
-    return {**{key: row.get(key) for key in _LABELS}, "messages": chat, "tools": tools}
+    tools = {key: request.get(key) for key in ("tools", "functions")}
+    return {**{key: row.get(key) for key in _LABELS}, "messages": chat, **tools}
 
 
 def _logged_response(row: Row, chat: list[Any], repairs: list[str]) -> list[Message]:
@@ -381,6 +378,16 @@ def _logged_response(row: Row, chat: list[Any], repairs: list[str]) -> list[Mess
     return [{"role": "assistant", **message, "finish_reason": choice.get("finish_reason")}]
 
 
+def _tools(row: Row) -> list[dict[str, Any]]:
+    """The definitions in `tools`, or in `functions`, as OpenAI's format before that has them."""
+    key = "tools" if row.get("tools") else "functions"
+    tools = parse_json(row.get(key) or [])
+    tools = tools if isinstance(tools, list) else [tools]
+    if not all(isinstance(tool, dict) for tool in tools):
+        raise RowError(f"{key} must be a list of objects")
+    return tools if key == "tools" else [{"type": "function", "function": tool} for tool in tools]
+
+
 def _need_object(value: Any, name: str) -> Row:
     value = parse_json(value)
     if not isinstance(value, Mapping):
@@ -388,13 +395,13 @@ def _need_object(value: Any, name: str) -> Row:
     return value
 
 
-def _asked(row: Row, shape: str) -> list[Any]:
+def _question_messages(row: Row, shape: str) -> list[Any]:
     """The messages of a row with a single question; in TRL's form `prompt` is a list of them."""
     text = _question(row, shape)
     return text if shape == "prompt" and isinstance(text, list) else [{"role": "user", "content": text}]
 
 
-def _answered(value: Any) -> list[Any]:
+def _response_messages(value: Any) -> list[Any]:
     """The response to it: a text, a message or a list of them."""
     if isinstance(value, list):
         return value

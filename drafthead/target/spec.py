@@ -120,11 +120,11 @@ _TEMPLATE_KWARGS = "chat_template_kwargs"
 
 
 def target_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
-    """Which target an artifact was made from or for; consumers compare the fingerprint, and what its chat template is
-    told where it is told something."""
+    """Which target an artifact was made from or for; consumers compare the fingerprint and the arguments of the chat
+    template, which are left out where there are none."""
     target = {"path": recipe.target.path, "revision": recipe.target.revision, "fingerprint": spec.fingerprint}
-    told = recipe.target.chat_template_kwargs
-    return target | ({_TEMPLATE_KWARGS: told} if told else {})
+    template_kwargs = recipe.target.chat_template_kwargs
+    return target | ({_TEMPLATE_KWARGS: template_kwargs} if template_kwargs else {})
 
 
 def target_names(found: Mapping[str, Any], recipe: Recipe, spec: TargetSpec) -> tuple[str, str]:
@@ -144,8 +144,8 @@ def target_names(found: Mapping[str, Any], recipe: Recipe, spec: TargetSpec) -> 
 def _name_target(target: Mapping[str, Any]) -> str:
     """A target in words: what the recipe calls it, and the start of its fingerprint."""
     at = f" at revision {target['revision']}" if target["revision"] else ""
-    told = f", {_TEMPLATE_KWARGS} {json.dumps(target[_TEMPLATE_KWARGS])}" if target.get(_TEMPLATE_KWARGS) else ""
-    return f"{target['path']}{at} (fingerprint {target['fingerprint'][:12]}{told})"
+    template = f", {_TEMPLATE_KWARGS} {json.dumps(target[_TEMPLATE_KWARGS])}" if target.get(_TEMPLATE_KWARGS) else ""
+    return f"{target['path']}{at} (fingerprint {target['fingerprint'][:12]}{template})"
 
 
 def check_aux_layer_ids(spec: TargetSpec, aux_layer_ids: Sequence[int]) -> None:

@@ -162,8 +162,9 @@ def test_logged_turns_of_one_chat_are_one_document_with_their_tools():
     second = read_row({**completion(id="chatcmpl-2"), "messages": [ASK, ANSWER, ASK]}, "mine")
     assert first.document == second.document
     assert (first.tools, first.category) == ((TOOL,), "c")
+    old = read_row({"messages": [ASK, ANSWER], "functions": [TOOL], "parallel_tool_calls": False}, "mine")
     batch = read_row({**SENT, "body": {**BODY, "functions": [TOOL]}}, "mine")
-    assert batch.tools == ({"type": "function", "function": TOOL},)
+    assert old.tools == batch.tools == ({"type": "function", "function": TOOL},)
 
 
 @pytest.mark.parametrize("column", ["document", "category", "source"])

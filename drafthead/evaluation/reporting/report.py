@@ -149,8 +149,8 @@ def _facts(recipe: Recipe, analysis: Analysis) -> list[tuple[str, str]]:
     offline, served = manifests[acceptance.KIND], manifests[serving.KIND]
     identity, counts, temperature = offline["identity"], offline["counts"], analysis.acceptance.temperature
     effort = f"reasoning effort {identity['reasoning_effort']}"
-    if told := identity.get("chat_template_kwargs"):
-        effort += f", chat template told {json.dumps(told)}"
+    if template_kwargs := identity.get("chat_template_kwargs"):
+        effort += f", chat_template_kwargs {json.dumps(template_kwargs)}"
     commands = ["python eval/" + shlex.join(m["made_by"]["command"]) for m in (offline, served)]
     return [
         ("Target", f"{identity['target']} ({identity['dtype']}, fingerprint {identity['target_fingerprint'][:12]})"),
