@@ -40,7 +40,7 @@ def load_tokenizer(recipe: Recipe, templated: bool = False) -> "PreTrainedTokeni
 
     target = recipe.target
     revision = pinned_revision(recipe.target_path, target.revision)
-    with foreign(f"the tokenizer of {target.path}", AGAIN):
+    with foreign(f"the tokenizer of {target.path}", AGAIN, unsupported=OTHER):
         tokenizer = AutoTokenizer.from_pretrained(
             recipe.target_path, revision=revision, trust_remote_code=target.trust_remote_code
         )
