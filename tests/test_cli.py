@@ -75,7 +75,7 @@ def test_a_file_that_torch_cannot_open_is_an_error_of_the_user(capsys):
 
     with pytest.raises(SystemExit) as ended:
         run_recipe(main)
-    assert ended.value.code == 2
+    assert ended.value.code == 1
     assert "unable to open file <x>" in capsys.readouterr().err
 
 

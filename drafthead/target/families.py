@@ -78,9 +78,12 @@ def _values(of: _Class | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for statement in _body(of):
         match statement:
-            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
                 with suppress(ValueError):  # one that is computed
-                    found.setdefault(name, _literal(statement.value))
+                    found.setdefault(name, _literal(value))
     return found
 
 
@@ -102,23 +105,22 @@ def gives_hidden_states(architectures: Sequence[str]) -> bool | None:
     known = next((name for name in architectures if name in models), None)
     if known is None and any(not p.value.startswith("vllm.") for p in entry_points(group="vllm.general_plugins")):
         return None
-    module, name = models[known or _WRAPPER]
-    return _inherits((module if module.startswith("vllm.") else f"{_MODELS}.{module}", name), _CAPTURES)
+    return _inherits(models[known or _WRAPPER], _CAPTURES)
 
 
+@cache
 def _registered() -> dict[str, _Class]:
-    """Architecture -> class of the tables in vLLM's registry."""
-    tables = (
-        node for node in ast.walk(ast.parse(_path(_MODELS + ".registry").read_bytes())) if isinstance(node, ast.Dict)
-    )
-    entries = (pair for table in tables for pair in zip(table.keys, table.values, strict=True))
-    return {
-        key.value: (value.elts[0].value, value.elts[1].value)
-        for key, value in entries
-        if isinstance(key, ast.Constant) and isinstance(value, ast.Tuple)
-    }
+    """Architecture -> module and class, of the tables in vLLM's registry."""
+    found: dict[str, _Class] = {}
+    for node in ast.walk(ast.parse(_path(_MODELS + ".registry").read_bytes())):
+        for key, value in zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ():
+            if isinstance(key, ast.Constant) and isinstance(value, ast.Tuple):
+                module, name = ast.literal_eval(value)
+                found[str(key.value)] = (module if module.startswith("vllm.") else f"{_MODELS}.{module}", name)
+    return found
 
 
+@cache
 def _inherits(of: _Class, base: str) -> bool:
     """Whether a class of this name is among the bases, on whichever platform."""
     return of[1] == base or any(_inherits(parent, base) for definition in _definitions(of) for parent in definition[1])
