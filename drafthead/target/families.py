@@ -99,7 +99,7 @@ def gives_hidden_states(architectures: Sequence[str]) -> bool | None:
     Returns:
         None: there is no vLLM here, or a plugin of it may have the class.
     """
-    if find_spec("vllm") is None:
+    if not _path(_MODELS + ".registry").is_file():
         return None
     models = _registered()
     known = next((name for name in architectures if name in models), None)
