@@ -30,8 +30,8 @@ def run_recipe(main: Callable[[], None]) -> None:
     """Run a script's main function, with its status lines on standard output.
 
     Errors that a user can act on (a bad recipe, a missing or mismatched artifact, whatever the operating system says of
-    a file, a loss that is not finite) are printed and end the process with exit code 2. Anything else is a bug and
-    keeps its traceback.
+    a file, a loss that is not finite) are printed and end the process with exit code 1. Anything else is a bug and
+    keeps its traceback. For an unknown option argparse ends with its own code, 2.
     """
     _usable_streams()
     logger = logging.getLogger("drafthead")  # other libraries' loggers stay as they are
@@ -94,7 +94,7 @@ def _refuse(message: str) -> NoReturn:
         message = f"{type(error).__name__}: standard output: {error}; send it elsewhere and run the same command"
     with suppress(OSError):
         print(_printable(f"\n{message}"), file=sys.stderr, flush=True)
-    sys.exit(2)
+    sys.exit(1)
 
 
 def recipe_from_command_line(description: str | None, *extra: tuple[str, dict]) -> tuple[Recipe, argparse.Namespace]:

@@ -101,14 +101,23 @@ def _file_of(error: BaseException) -> str:
     return "a file"
 
 
+_REFUSALS = (ValueError, ImportError, ModuleNotFoundError, NotImplementedError)
+
+
 @contextmanager
-def foreign(path: object, action: str, kind: type[ValueError] = ForeignFileError) -> Iterator[None]:
+def foreign(
+    path: object, action: str, kind: type[ValueError] = ForeignFileError, unsupported: str = ""
+) -> Iterator[None]:
     """Read what others wrote: a library may answer a malformed file with any exception, which becomes one error.
+
+    A plain ValueError, ImportError or NotImplementedError is what a library, or this project, says of a file that it
+    could read and does not take: such a refusal is passed on in its own words, not as damage.
 
     Args:
         path: of the file or directory, for the message.
         action: what to do about it, likewise.
         kind: of the error.
+        unsupported: what to do about a refusal, where that is something else.
 
     Raises:
         ForeignFileError: or `kind`; whatever the block raises, but for what the operating system says of the file.
@@ -121,6 +130,8 @@ def foreign(path: object, action: str, kind: type[ValueError] = ForeignFileError
         said = str(error)
         if isinstance(error, ValidationError):  # which writes four lines about each problem
             said = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+        if type(error) in _REFUSALS:
+            raise kind(f"{path}: {said.strip().removesuffix('.')}. {unsupported or action}") from error
         raise kind(f"{path} cannot be read ({type(error).__name__}: {said}). {action}") from error
 
 

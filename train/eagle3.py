@@ -9,7 +9,7 @@ accelerate or DeepSpeed configuration file is needed. Interrupted, it resumes fr
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.planning import OPTIONS, dry_run
-from drafthead.preflight import preflight
+from drafthead.preflight import check_launcher, preflight
 from drafthead.processes import end_with_launcher
 
 
@@ -19,6 +19,7 @@ def main() -> None:
     if args.dry_run:
         dry_run(recipe, args, {"train": args.tokens_per_second})
         return
+    check_launcher()
     preflight(recipe)
     from drafthead.training.trainer import train
 

@@ -43,7 +43,7 @@ from drafthead.engine.shard_writer import ShardWriter
 from drafthead.files import foreign
 from drafthead.generation.shards import ShardJob, list_jobs, log_rate, move_captured, states_identity, to_do
 from drafthead.progress import progress_bar, wait_until
-from drafthead.target.files import AGAIN, pinned_revision
+from drafthead.target.files import AGAIN, OTHER, pinned_revision
 from drafthead.target.pieces import TargetHead, compute_dtype
 from drafthead.target.spec import TargetSpec, captured_ids, recipe_spec, target_names
 
@@ -266,7 +266,7 @@ def transformers_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator[Any]:
     from transformers import AutoModelForCausalLM
 
     target, device = recipe.target, "cuda" if torch.cuda.is_available() else "cpu"
-    with foreign(f"the target {target.path}", AGAIN):
+    with foreign(f"the target {target.path}", AGAIN, unsupported=OTHER):
         model = AutoModelForCausalLM.from_pretrained(
             recipe.target_path,
             revision=pinned_revision(recipe.target_path, target.revision),

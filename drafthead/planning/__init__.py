@@ -78,7 +78,7 @@ class StagePlan:
 
 def dry_run(recipe: Recipe, args: argparse.Namespace, rates: Mapping[str, float | None]) -> None:
     """Print the plan of the stages that `rates` names, each with its measured tokens per second, if any."""
-    preflight(recipe)
+    preflight(recipe, plan=True)
     from drafthead.planning.stages import plan_stages  # imports torch
 
     plans = plan_stages(recipe, Assumed(**vars(args)), rates)

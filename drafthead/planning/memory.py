@@ -27,6 +27,7 @@ from drafthead.engine.offline import cache_group_size, import_vllm
 from drafthead.files import foreign
 from drafthead.losses.fused import CHUNK_ROWS
 from drafthead.planning import size_text
+from drafthead.target.files import OTHER
 from drafthead.target.spec import captured_ids, model_config, recipe_spec
 from drafthead.training.accelerator import bucket_elements
 
@@ -67,7 +68,7 @@ class EngineMemory:
         config = config.get_text_config()
         if hasattr(config, "quantization_config"):
             del config.quantization_config
-        with foreign(f"the shapes of target {path}", "Transformers has to know its type"), torch.device("meta"):
+        with foreign(f"the shapes of target {path}", OTHER), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=trusted)
         weights = sum(p.numel() * _width(name, p.dim(), quantisation) for name, p in model.named_parameters())
         engine, self.known = recipe.engine, quantisation in (None, "mxfp4", "fp8")

@@ -15,10 +15,17 @@ from pydantic import BaseModel, Field
 
 from drafthead.files import foreign
 
-_SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+# What decides a model's shape, its tokens, its prompts and where its responses end.
+_SMALL_FILES = (
+    "config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json",
+    "generation_config.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json",
+    "special_tokens_map.json",
+)  # fmt: skip
+TEMPLATES = "additional_chat_templates"  # a folder of *.jinja
 INDEX = "model.safetensors.index.json"
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
-AGAIN = "Fetch the checkpoint again, or give another target.path"
+AGAIN = "Fetch the checkpoint again, or give another target.path"  # about a damaged file
+OTHER = "Give another target.path"  # about one that is not supported
 
 
 class _Index(BaseModel):
@@ -84,7 +91,8 @@ def fingerprint_of(path: str, revision: str | None = None, weights: Sequence[str
     if not Path(path).is_dir():
         return directory.name  # snapshots/<commit>
     sha = hashlib.sha256()
-    for name in (*_SMALL_FILES, INDEX):
+    templates = sorted(f"{TEMPLATES}/{path.name}" for path in (directory / TEMPLATES).glob("*.jinja"))
+    for name in (*_SMALL_FILES, *templates, INDEX):
         if (directory / name).is_file():
             sha.update(f"{name}\n".encode() + (directory / name).read_bytes())
     index = directory / INDEX

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from drafthead.config import Recipe
 from drafthead.files import foreign
-from drafthead.target.files import AGAIN, fingerprint_of, local_files
+from drafthead.target.families import complete
+from drafthead.target.files import AGAIN, OTHER, fingerprint_of, local_files
 from drafthead.target.rope import head_rope
 from drafthead.target.tensors import check_output_layer, weight_map
 
@@ -76,18 +77,35 @@ def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
         FileNotFoundError: there is no such directory, or it lacks a file (which is named).
         ValueError: config.json lacks a key, or the output layer is one that this project does not compute.
     """
-    file = local_files(path, revision, ("config.json",)) / "config.json"
-    with foreign(file, AGAIN):
-        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        config |= config.get("text_config", {})  # multimodal checkpoints nest the language model
-    check_output_layer(path, config, weight_map(file.parent))  # weights of a hub id need not be here yet
+    config = target_config(path, revision)
+    directory = local_files(path, revision, ("config.json",))
+    check_output_layer(path, config, weight_map(directory))  # weights of a hub id need not be here yet
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     tied = config.get("tie_word_embeddings")
     given = {"name": path, "revision": revision, "dtype": dtype, "tie_word_embeddings": tied}
-    with foreign(file, f"Is it a decoder-only language model? {AGAIN}"):
+    try:
         _Rotation.model_validate(config)
         spec = TargetSpec.model_validate(config | given | {"rope_parameters": {}})
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ValueError(
+            f"config.json of target {path} does not describe a decoder-only language model ({problems}), nor does its "
+            f"family, model_type {config.get('model_type')}, say more. {OTHER}"
+        ) from error
     return spec.model_copy(update={"rope_parameters": head_rope(config, path)})
+
+
+def target_config(path: str, revision: str | None = None) -> dict[str, Any]:
+    """The keys of a target's language model: those of config.json, completed with the defaults of its family.
+
+    Raises:
+        FileNotFoundError: config.json is missing.
+        ForeignFileError: it is no JSON object.
+    """
+    file = local_files(path, revision, ("config.json",)) / "config.json"
+    with foreign(file, AGAIN):
+        published: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return complete(published)
 
 
 def recipe_spec(recipe: Recipe) -> TargetSpec:
@@ -112,7 +130,7 @@ def model_config(recipe: Recipe) -> Any:
     from transformers import AutoConfig
 
     directory = local_files(recipe.target_path, recipe.target.revision, ("config.json",))
-    with foreign(directory / "config.json", AGAIN):
+    with foreign(directory / "config.json", AGAIN, unsupported=OTHER):
         return AutoConfig.from_pretrained(directory, trust_remote_code=recipe.target.trust_remote_code)
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from drafthead.config import Recipe
 from drafthead.files import foreign
-from drafthead.target.files import AGAIN, local_files, pinned_revision
+from drafthead.target.files import AGAIN, OTHER, TEMPLATES, local_files, pinned_revision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,8 +20,57 @@ if TYPE_CHECKING:
 _GENERATION = "generation_config.json"
 
 
+_TEMPLATE, _LEGACY, _CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
+
+
 class _Generation(BaseModel):
     eos_token_id: int | list[int] | None = None
+
+
+class _Named(BaseModel):
+    name: str
+    template: str
+
+
+class _Templated(BaseModel):
+    chat_template: str | list[_Named] | None = None
+
+
+def chat_template(recipe: Recipe) -> str | dict[str, str]:
+    """The target's chat template, or its templates by name, from the files where transformers and vLLM look for them.
+
+    Raises:
+        FileNotFoundError: the target is not on this machine.
+        ForeignFileError: a file is damaged.
+        ValueError: there is no template, or several and none is called `default`.
+    """
+    path, names = recipe.target_path, (_TEMPLATE, _CONFIG, _LEGACY)
+    directory = local_files(path, recipe.target.revision, ("config.json",))
+    if not any((directory / name).is_file() for name in names):  # of a hub id perhaps only config.json is here
+        directory = local_files(path, recipe.target.revision, names, optional=True)
+    found: dict[str, str] = {}
+    for file in (directory / _TEMPLATE, *sorted((directory / TEMPLATES).glob("*.jinja"))):
+        if file.is_file():
+            with foreign(file, AGAIN):
+                found["default" if file.name == _TEMPLATE else file.stem] = file.read_text(encoding="utf-8")
+    for file in (directory / _CONFIG, directory / _LEGACY):
+        if not found and file.is_file():
+            with foreign(file, AGAIN):
+                stated = _Templated.model_validate_json(file.read_bytes()).chat_template or []
+            several = {one.name: one.template for one in stated} if isinstance(stated, list) else {"default": stated}
+            found = {name: template for name, template in several.items() if template}
+    if not found:
+        looked = ", ".join((_TEMPLATE, f"{TEMPLATES}/*.jinja", _CONFIG, _LEGACY))
+        raise ValueError(
+            f"target {recipe.target.path} has no chat template (looked in {directory} for {looked}); a head must be "
+            "trained on templated prompts: use the instruction-tuned checkpoint"
+        )
+    if "default" not in found:
+        raise ValueError(
+            f"target {recipe.target.path} has chat templates called {', '.join(sorted(found))} in {directory} and none "
+            f"called default: write the one that is served into {_TEMPLATE}"
+        )
+    return found if len(found) > 1 else found["default"]
 
 
 def load_tokenizer(recipe: Recipe, templated: bool = False) -> "PreTrainedTokenizerBase":
@@ -40,15 +89,12 @@ def load_tokenizer(recipe: Recipe, templated: bool = False) -> "PreTrainedTokeni
 
     target = recipe.target
     revision = pinned_revision(recipe.target_path, target.revision)
-    with foreign(f"the tokenizer of {target.path}", AGAIN):
+    with foreign(f"the tokenizer of {target.path}", AGAIN, unsupported=OTHER):
         tokenizer = AutoTokenizer.from_pretrained(
             recipe.target_path, revision=revision, trust_remote_code=target.trust_remote_code
         )
-    if templated and not tokenizer.chat_template:
-        raise ValueError(
-            f"the tokenizer of {recipe.target.path} has no chat template; a head must be trained on templated prompts, "
-            "use the instruction-tuned checkpoint"
-        )
+    if templated and not tokenizer.chat_template:  # a file that transformers reads for processors only
+        tokenizer.chat_template = chat_template(recipe)
     template = str(tokenizer.chat_template)
     if unread := [name for name in target.chat_template_kwargs if not re.search(rf"\b{re.escape(name)}\b", template)]:
         raise ValueError(

@@ -5,7 +5,7 @@
 A preloaded library (faulty_io.c) counts the operations below the output folder. A process that has imported everything
 forks for each point, so that a point costs the work and not the start; engines run in it, servers are started anew.
 After a kill: whatever has its name is whole, and no process goes on. After an error: one message that names a file, and
-code 2. After either, the same command ends with the payload of the undisturbed run and leaves nothing behind; where
+code 1. After either, the same command ends with the payload of the undisturbed run and leaves nothing behind; where
 another fault left the very same files, it was run already. Each stage works on what those before it made.
 """
 
@@ -335,11 +335,11 @@ def _after(fault: str, code: int, output: str, found: dict[str, str], wanted: di
     if fault == "kill" and code not in (-signal.SIGKILL, 0):
         problems.append(f"ended with {code}: {output[-600:]}")
     if fault != "kill":
-        if code not in (0, 2):
+        if code not in (0, 1):
             problems.append(f"ended with {code}")
         if "Traceback" in output:
             problems.append(f"a traceback: {output[-1500:]}")
-        elif code == 2 and str(root) not in output.rsplit("\n\n", 1)[-1]:
+        elif code == 1 and str(root) not in output.rsplit("\n\n", 1)[-1]:
             problems.append(f"names no file: {output[-300:]}")
     if different := [name for name in found if wanted.get(name, found[name]) != found[name]]:
         problems.append(f"half written: {sorted(different)}")

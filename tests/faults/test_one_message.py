@@ -37,9 +37,9 @@ _ACTION = r"; \w|\. [A-Z]|: give|not valid:|correct or remove|must be"
 
 
 def refused(capsys: pytest.CaptureFixture, script: str, *arguments: str) -> str:
-    """Run a command that must end with code 2; a traceback would end the test. Returns its message."""
+    """Run a command that must end with code 1; a traceback would end the test. Returns its message."""
     capsys.readouterr()
-    assert run_here(script, *arguments) == 2
+    assert run_here(script, *arguments) == 1
     message = capsys.readouterr().err.strip().split("\n\n")[-1]
     assert "Traceback" not in message
     assert re.search(_ACTION, message), f"no next action: {message}"
@@ -189,13 +189,11 @@ def config(**changes: Any) -> Callable[[Path], Any]:
 INDEX = "model.safetensors.index.json"
 SHAPES = [
     *(text("config.json", content) for content in ("[1, 2]", '"x"', "", "null", b"\xff\xfe", '{"text_config": [1]}')),
-    *(config(num_hidden_layers=value) for value in ("many", -1, 2.5, None)),
+    *(config(num_hidden_layers=value) for value in ("many", -1, 2.5)),
     *(config(hidden_size=value) for value in (0, [1])),
     *(config(**{key: "x"}) for key in ("vocab_size", "rms_norm_eps", "max_position_embeddings", "rope_parameters")),
     config(dtype="float7"),
     config(model_type=7),
-    *(text(INDEX, content) for content in ("[]", "{", "{}", '{"weight_map": [1]}')),
-    *(text(INDEX, json.dumps({"weight_map": {"model.norm.weight": name}})) for name in (7, "../../x", "gone")),
 ]
 
 
@@ -216,6 +214,8 @@ WEIGHTS = [
     lambda target: torch.save({"weights": torch.zeros(3)}, target / "model.safetensors"),
     text("model.safetensors", b""), text("model.safetensors", b"\xff" * 8 + b"{}"), other_norm, config(vocab_size=100),
     config(hidden_size=64),
+    *(text(INDEX, content) for content in ("[]", "{", "{}", '{"weight_map": [1]}')),
+    *(text(INDEX, json.dumps({"weight_map": {"model.norm.weight": name}})) for name in (7, "../../x", "gone")),
 ]  # fmt: skip
 
 
@@ -254,7 +254,6 @@ def test_a_tokenizer(tmp_path, capsys, target, damage):
     assert run_here(PROMPTS, *arguments) == 0
     damage(target)
     assert str(target) in refused(capsys, REGENERATE, *arguments)
-    assert run_here(PROMPTS, *arguments) == 0  # which needs it for a note only
 
 
 # Names
@@ -313,7 +312,7 @@ def shell(command: str, **variables: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize(
-    ("ending", "code", "named"), [("", 0, ""), (">&- 2>&-", 0, ""), (">/dev/full", 2, "standard output")]
+    ("ending", "code", "named"), [("", 0, ""), (">&- 2>&-", 0, ""), (">/dev/full", 1, "standard output")]
 )
 def test_standard_output_is_closed_or_full_or_plain(tmp_path, ending, code, named):
     """In a locale without UTF-8, with room for few open files."""
@@ -329,7 +328,7 @@ def test_standard_output_is_closed_or_full_or_plain(tmp_path, ending, code, name
 def test_files_that_may_not_grow(tmp_path):
     arguments = " ".join(prompts_of(tmp_path))
     result = shell(f"trap '' XFSZ; ulimit -f 0; $PYTHON {PROMPTS} {arguments}")
-    assert result.returncode == 2, result.stderr
+    assert result.returncode == 1, result.stderr
     assert b"Make room" in result.stderr
     assert run_here(PROMPTS, *prompts_of(tmp_path)) == 0
 
@@ -340,6 +339,6 @@ def test_a_file_system_that_is_read_only(tmp_path):
     result = shell(f"unshare --user --map-root-user --mount sh -c '{command} output_dir={tmp_path}/ro || exit $?'")
     if b"unshare" in result.stderr or b"mount:" in result.stderr:
         pytest.skip("needs a user namespace in which a tmpfs can be mounted")
-    assert result.returncode == 2, result.stderr
+    assert result.returncode == 1, result.stderr
     assert os.fsencode(tmp_path / "ro") in result.stderr
     assert b"output_dir" in result.stderr

@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_noted(tmp_path):
     ],
 )
 def test_what_is_assumed_is_positive(script, flag, value, named, capsys):
-    assert run_here(script, flag, value) == 2
+    assert run_here(script, flag, value) == 2  # argparse's
     assert named in capsys.readouterr().err
 
 
