@@ -5,6 +5,8 @@ than it was trained with loads without an error and drafts garbage. So a drafter
 `served_values` reads every key as vLLM does, and `check_config` compares the two.
 """
 
+import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,6 +33,7 @@ _ALIKE = (*_SIZES, "draft_vocab_size", "sliding_window")
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 WINDOWED = "sliding_attention"
 _MEASURE = "such a head is measured as it is, as a method of eval.methods with `head: ITS_DIRECTORY`"
+log = logging.getLogger(__name__)
 _AGAIN = "It may be damaged or cut short: fetch the head again"
 
 
@@ -43,6 +46,7 @@ class HeadFiles(ABC):
         ARCHITECTURES: by which a config.json names it.
         GPU_ONLY: whether vLLM serves it on GPUs only.
         SWAPPABLE: whether its weights were exchanged in a running engine, see drafthead/adapting/endpoint.py.
+        UNREAD: names of tensors that vLLM's loader passes over where the head does not use them.
         TYPE: of the head section that describes it.
         OWN: fields of that section which not all drafters have, and the key of `served_values` for each.
     """
@@ -52,6 +56,7 @@ class HeadFiles(ABC):
     ARCHITECTURES: tuple[str, ...]
     GPU_ONLY = False
     SWAPPABLE = False
+    UNREAD = re.compile(r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
     TYPE: str
     OWN: ClassVar[dict[str, str]]
 
@@ -290,40 +295,117 @@ def check_tensors(weights: dict[str, Tensor], shape: DraftShape) -> None:
         raise ValueError("the tensors are not those of the head (shapes):\n" + "\n".join(problems))
 
 
-def completed(tensors: dict[str, Tensor], draft_vocab_size: int, pieces: TargetPieces) -> dict[str, Tensor]:
-    """A public head's tensors in float32, with what the file leaves to the target: lm_head, the maps of a whole
-    vocabulary.
+def completed(tensors: dict[str, Tensor], shape: DraftShape, pieces: TargetPieces) -> dict[str, Tensor]:
+    """A public head's tensors as training has them: in float32, named apart, the draft vocabulary ascending, and with
+    what the file leaves to the target (lm_head, the maps of a whole vocabulary).
 
     Args:
-        tensors: by checkpoint names.
-        draft_vocab_size: D.
+        tensors: by checkpoint names, of any floating type; fused projections and any order of the draft vocabulary are
+            taken, as vLLM takes them.
+        shape: of the head.
         pieces: of the target; its embedding is the only one a head can have here.
 
     Raises:
-        ValueError: the head has an embedding of its own, a pruned vocabulary without d2t, or a d2t of ids.
+        ValueError: the head has an embedding of its own, a pruned vocabulary without d2t, or a d2t that is no map.
     """
-    tensors = dict(tensors)
+    vllm, parameters = drafter_of(shape.head).vllm, expected_shapes(shape)
+    split = _split(tensors, shape)
+    tensors = {name: t for name, t in split.items() if name in parameters or not vllm.UNREAD.match(name)}
     embedding = tensors.pop("embed_tokens.weight", None)
-    if embedding is not None and not torch.equal(embedding.bfloat16(), pieces.embed_tokens.bfloat16()):
-        raise ValueError("the head has an embedding of its own, not its target's; vLLM may serve the original")
-    vocab_size = pieces.embed_tokens.shape[0]
-    if draft_vocab_size == vocab_size:
-        tensors["d2t"] = torch.zeros(vocab_size, dtype=torch.long)
+    if embedding is not None and not _same_but_for_rounding(embedding, pieces.embed_tokens):
+        raise ValueError(
+            "the head has an embedding of its own, which differs from its target's by more than rounding; vLLM serves "
+            f"it, training here does not: {_MEASURE}"
+        )
+    if "d2t" not in tensors and shape.head.draft_vocab_size == shape.vocab_size:
+        tensors["d2t"] = torch.zeros(shape.vocab_size, dtype=torch.long)
     if "d2t" not in tensors:
-        raise ValueError(f"the head proposes {draft_vocab_size} of {vocab_size} tokens and has no d2t to say which")
-    ids = _target_ids(tensors["d2t"], vocab_size)
-    tensors["d2t"] = tensors["d2t"].long()
-    tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+        sizes = f"{shape.head.draft_vocab_size} of {shape.vocab_size}"
+        raise ValueError(f"the head proposes {sizes} tokens and has no d2t to say which")
+    ids, order = _mapped_ids(tensors["d2t"], tensors.get("t2d"), shape.vocab_size).sort()
+    for name in drafter_of(shape.head).MODULE.draft_rows:  # one row per token, in the order of d2t
+        if name in tensors and len(tensors[name]) == len(order):
+            tensors[name] = tensors[name][order]
+    tensors["d2t"] = ids - torch.arange(len(ids))
+    tensors["t2d"] = torch.zeros(shape.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
     if "lm_head.weight" not in tensors:  # tied to the target's, or left out because it is
         tensors["lm_head.weight"] = pieces.lm_head[ids]
     return {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
 
 
+def _split(tensors: dict[str, Tensor], shape: DraftShape) -> dict[str, Tensor]:
+    """Fused projections, which vLLM's loader takes as well, as the parts that they are made of."""
+    head = shape.head
+    query, kv = (n * head.head_dim for n in (head.num_attention_heads, head.num_key_value_heads))
+    fused = {
+        "qkv_proj": {"q_proj": query, "k_proj": kv, "v_proj": kv},
+        "gate_up_proj": {"gate_proj": head.intermediate_size, "up_proj": head.intermediate_size},
+    }
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        parts = next((parts for part, parts in fused.items() if f".{part}." in name), {})
+        if not parts or len(tensor) != sum(parts.values()):
+            found[name] = tensor
+            continue
+        module, _, kind = name.rpartition(".")
+        for part, rows in zip(parts, tensor.split(list(parts.values())), strict=True):
+            found[f"{module.rpartition('.')[0]}.{part}.{kind}"] = rows
+    return found
+
+
+def _same_but_for_rounding(mine: Tensor, target: Tensor) -> bool:
+    """Whether both can be copies of one tensor, each rounded to its own type and perhaps by way of float16.
+
+    Of float16 values below 6e-5 are rounded to a multiple of 6e-8.
+    """
+    if mine.shape != target.shape:
+        return False
+    types = (mine.dtype, target.dtype)
+    rounding = 0.0 if types[0] == types[1] else sum(torch.finfo(dtype).eps / 2 for dtype in types)
+    spacing = 2.0**-24
+    rows = zip(mine.split(4096), target.split(4096), strict=True)  # float32 copies of an embedding take gigabytes
+    return all(torch.allclose(a.float(), b.float(), rtol=rounding, atol=spacing) for a, b in rows)
+
+
+def _mapped_ids(d2t: Tensor, t2d: Tensor | None, vocab_size: int) -> Tensor:
+    """(D,) target ids of a public head's d2t, in its order. It holds offsets, unless the file itself proves that it
+    holds ids: taken as offsets they lead to no map, or not to the tokens of t2d, and taken as ids they do.
+
+    Raises:
+        ValueError: it is no map either way.
+    """
+    ids, mapped = _whole_numbers(d2t), _target_ids(d2t)
+
+    def is_map(found: Tensor) -> bool:
+        within = len(found) == 0 or (int(found.min()) >= 0 and int(found.max()) < vocab_size)
+        return within and len(found.unique()) == len(found)
+
+    def is_of_t2d(found: Tensor) -> bool:
+        return t2d is not None and torch.equal(found.sort().values, t2d.nonzero()[:, 0])
+
+    if is_map(ids) and (not is_map(mapped) or (is_of_t2d(ids) and not is_of_t2d(mapped))):
+        log.warning("d2t of the head holds ids where engines read offsets, as the rest of the file shows: taken as ids")
+        return ids
+    _target_ids(d2t, vocab_size)
+    if not is_map(mapped):
+        raise ValueError(
+            f"d2t of the head leads to token {int(mapped.mode().values)} from several draft ids; fetch the head again"
+        )
+    return mapped
+
+
+def _whole_numbers(d2t: Tensor) -> Tensor:
+    """(D,) int64, of whatever type that holds whole numbers of this size exactly."""
+    if d2t.is_floating_point() and len(d2t):
+        exact = 2 / torch.finfo(d2t.dtype).eps
+        if not bool((d2t == d2t.round()).all()) or float(d2t.abs().max()) > exact:
+            raise ValueError(f"d2t of the head is of {d2t.dtype}, which cannot hold its offsets; fetch the head again")
+    return d2t.long()
+
+
 def _target_ids(d2t: Tensor, vocab_size: int | None = None) -> Tensor:
     """(D,) offsets -> (D,) target ids, which lie within the vocabulary where it is given."""
-    if d2t.is_floating_point():
-        raise ValueError(f"d2t of the head is of {d2t.dtype}, but offsets are whole numbers; fetch the head again")
-    ids = d2t.long() + torch.arange(len(d2t))
+    ids = _whole_numbers(d2t) + torch.arange(len(d2t))
     if vocab_size is not None and len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= vocab_size):
         raise ValueError(
             f"d2t of the head leads to the target's tokens {int(ids.min())} to {int(ids.max())}, but there are "

@@ -65,7 +65,7 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
     window = {} if recipe.head.sliding_window == trained else {"trained_window": trained}
     pieces = load_pieces(recipe.target_path, recipe.target.revision)
     with foreign(public, _ANOTHER):
-        weights = completed(named, shape.head.draft_vocab_size, pieces)
+        weights = completed(named, shape, pieces)
         check_tensors(weights, shape)
     published = {path.name: sha256_file(path) for path in sorted(public.glob("*.safetensors"))}
     identity = {
@@ -115,6 +115,8 @@ def read_public_head(path: str, revision: str | None = None) -> tuple[Path, dict
             f"head as it is, as a method of eval.methods with `head: {path}`"
         )
     shards = sorted(directory.glob("*.safetensors"))
+    if (directory / INDEX).is_file():  # what else lies there, such as another layout of the same weights, is not read
+        shards = sorted({directory / name for name in read_index(directory / INDEX).values()})
     if not shards and (pickles := sorted(path for path in directory.iterdir() if path.suffix in _PICKLES)):
         raise ValueError(
             f"{pickles[0]} is a pickle, which runs whatever code it holds when it is opened. If you trust its maker, "

@@ -16,6 +16,7 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.exporting.export import write_head
 from drafthead.files import write_json
+from drafthead.target.pieces import TargetPieces
 from drafthead.target.spec import load_target_spec, target_identity
 from tests.recipes import SMALL_HEAD, tiny_recipe
 
@@ -89,3 +90,29 @@ def bare_copy(head: Path, folder: Path) -> Path:
     for name in ("config.json", "model.safetensors"):
         shutil.copy(head / name, folder)
     return folder
+
+
+# The same head, written otherwise
+
+
+def float16_of_bf16(tensors: dict[str, Tensor], pieces: TargetPieces) -> None:
+    """As early checkpoints are, with a copy of the target's embedding."""
+    for name, tensor in tensors.items():
+        tensors[name] = tensor.half() if tensor.is_floating_point() else tensor
+    tensors["embed_tokens.weight"] = pieces.embed_tokens.half()
+
+
+def by_frequency(tensors: dict[str, Tensor], _pieces: TargetPieces) -> None:
+    order = torch.randperm(len(tensors["d2t"]), generator=torch.Generator().manual_seed(0))
+    numbers = torch.arange(len(order))
+    tensors["d2t"] = (tensors["d2t"] + numbers)[order] - numbers
+    for name in ("lm_head.weight", "markov_head.markov_w2.weight"):
+        if name in tensors:
+            tensors[name] = tensors[name][order]
+
+
+def fused(tensors: dict[str, Tensor], _pieces: TargetPieces) -> None:
+    for whole, parts in {"self_attn.qkv": ("q", "k", "v"), "mlp.gate_up": ("gate", "up")}.items():
+        module, _, name = whole.partition(".")
+        rows = [tensors.pop(f"midlayer.{module}.{part}_proj.weight") for part in parts]
+        tensors[f"midlayer.{module}.{name}_proj.weight"] = torch.cat(rows)

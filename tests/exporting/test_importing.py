@@ -17,9 +17,19 @@ from drafthead.config import Recipe
 from drafthead.exporting.card import write_card
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import import_head
-from drafthead.target.pieces import load_pieces
+from drafthead.target.pieces import TargetPieces, load_pieces
 from tests.damage import edit_config, replace_tensors
-from tests.exporting.runs import config_of, random_weights, recipe_at, shape_of, write_random_head, write_run
+from tests.exporting.runs import (
+    by_frequency,
+    config_of,
+    float16_of_bf16,
+    fused,
+    random_weights,
+    recipe_at,
+    shape_of,
+    write_random_head,
+    write_run,
+)
 from tests.scripts import run_here
 
 _SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -116,6 +126,71 @@ def test_every_layout_gives_the_weights_that_went_in(tmp_path, layout):
     assert not verify_files(run / CHECKPOINT)
     assert read_json(run / "identity.json")["aux_layer_ids"] == list(recipe.target.aux_layer_ids)
     assert import_head(recipe, str(source), layer_ids_are=blocks) == run
+
+
+def as_ids(tensors: dict[str, Tensor], _pieces: TargetPieces) -> None:
+    """Which t2d proves."""
+    tensors["d2t"] = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+
+
+def as_ids_without_t2d(tensors: dict[str, Tensor], pieces: TargetPieces) -> None:
+    """Which the offsets prove that they would be: beyond the vocabulary."""
+    as_ids(tensors, pieces)
+    tensors["lm_head.weight"], tensors["d2t"] = tensors["lm_head.weight"].flip(0), tensors["d2t"].flip(0)
+    del tensors["t2d"]
+
+
+def in_other_types(tensors: dict[str, Tensor], _pieces: TargetPieces) -> None:
+    tensors["d2t"], tensors["t2d"] = tensors["d2t"].float(), tensors["t2d"].int()
+
+
+def with_what_vllm_passes_over(tensors: dict[str, Tensor], _pieces: TargetPieces) -> None:
+    names = "midlayer.self_attn.rotary_emb.inv_freq", "input_norm.weight", "mask_hidden", "layers.1.hidden_norm.weight"
+    tensors |= {name: torch.ones(4) for name in names}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        float16_of_bf16, by_frequency, as_ids, as_ids_without_t2d, in_other_types, fused, with_what_vllm_passes_over,
+    ],
+)  # fmt: skip
+def test_the_same_head_written_otherwise_is_the_same_head(public, written, caplog):
+    recipe, source = public
+    file = source / "model.safetensors"
+    wanted = load_file(file)
+    tensors = dict(wanted)
+    written(tensors, load_pieces(recipe.target_path))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    found = load_file(import_head(recipe, str(source)) / CHECKPOINT / "model.safetensors")
+    assert found.keys() == wanted.keys()
+    if written is float16_of_bf16:
+        wanted = {name: t.half() if t.is_floating_point() else t for name, t in wanted.items()}
+    assert all(torch.equal(found[name], wanted[name].to(found[name].dtype)) for name in wanted)
+    assert ("holds ids" in caplog.text) == written.__name__.startswith("as_ids")
+
+
+def test_rows_of_every_map_follow_the_order_of_the_vocabulary(tmp_path):
+    recipe = recipe_at(tmp_path, "head.type=dspark", *BLOCKS)
+    source = write_random_head(recipe)
+    wanted = load_file(source / "model.safetensors")
+    tensors = dict(wanted)
+    by_frequency(tensors, load_pieces(recipe.target_path))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, source / "model.safetensors")
+    found = load_file(import_head(recipe, str(source)) / CHECKPOINT / "model.safetensors")
+    assert all(torch.equal(found[name], wanted[name].to(found[name].dtype)) for name in wanted)
+
+
+def test_an_embedding_is_the_targets_up_to_rounding_and_no_further(public):
+    recipe, source = public
+    embedding = load_pieces(recipe.target_path).embed_tokens.float()
+    trained = embedding.clone()
+    trained[7] *= 1.02
+    replace_tensors(source / "model.safetensors", {"embed_tokens.weight": trained.half()})
+    with pytest.raises(ValueError, match=r"embedding of its own.* eval\.methods"):
+        import_head(recipe, str(source))
+    replace_tensors(source / "model.safetensors", {"embed_tokens.weight": embedding})
+    import_head(recipe, str(source))
 
 
 DEEP = ("head.fc_norm=true", "head.norm_output=true", "head.num_layers=2", "target.aux_layer_ids=[1,3,6,8]")
@@ -223,7 +298,10 @@ def other_tensor(name, value):
         (other_tensor("embed_tokens.weight", torch.ones(3072, 192)), "embedding"),
         (other_tensor("midlayer.self_attn.q_norm.weight", torch.ones(32)), "q_norm.weight"),
         (other_tensor("d2t", torch.arange(256) * 12 + 3000), "d2t .* 3072"),
-        (other_tensor("d2t", torch.zeros(256)), "d2t .*torch.float32, .*; fetch the head again"),
+        (other_tensor("d2t", torch.full((256,), 1000.0).bfloat16()), "d2t .*torch.bfloat16, .*; fetch the head again"),
+        (other_tensor("d2t", -torch.arange(256)), "d2t .*token 0 from several draft ids"),
+        (other_tensor("fc_norm.0.weight", torch.ones(192)), "fc_norm.0.weight"),
+        (partial(edit_config, eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state=False"),
         (other_tensor("fc.weight", torch.ones(192, 192)), r"\[2, 4, 5\], but fc reads 1"),
         (partial(edit_config, hidden_size=256), "hidden_size=256; .* 192"),
         (partial(edit_config, attention_bias=True), "attention_bias=True"),

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drafthead.config import Recipe
@@ -26,8 +26,20 @@ from drafthead.drafters.batch import tail_layout
 from drafthead.drafters.eagle3.drafter import Eagle3
 from drafthead.drafters.vllm import check_config
 from drafthead.engine.offline import engine_arguments, import_vllm, repair_cpu_build
+from drafthead.exporting.export import export_head
+from drafthead.exporting.importing import import_head
 from drafthead.losses.fused import HeadRows
-from tests.exporting.runs import config_of, random_weights, recipe_at, shape_of, write_random_head
+from drafthead.target.pieces import load_pieces
+from tests.exporting.runs import (
+    by_frequency,
+    config_of,
+    float16_of_bf16,
+    fused,
+    random_weights,
+    recipe_at,
+    shape_of,
+    write_random_head,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -180,6 +192,25 @@ def agrees(vllm_config: Any, recipe: Recipe) -> bool:
 def test_vllm_computes_our_logits_for_every_combination(vllm_config, tmp_path, every):
     wrong = [c for c in combinations()[::every] if not agrees(vllm_config, recipe_of(tmp_path, *c))]
     assert not wrong, f"{len(wrong)} heads differ, such as {wrong[:3]}"
+
+
+@pytest.mark.parametrize("written", [float16_of_bf16, by_frequency, fused])
+def test_vllm_computes_the_same_logits_after_import_and_export(vllm_config, tmp_path, written):
+    """Of a head that was written otherwise than an export writes it; rounded to float16 on the way, where it was."""
+    recipe, source = recipe_at(tmp_path / "here"), write_random_head(recipe_at(tmp_path / "elsewhere"))
+    tensors = load_file(source / "model.safetensors")
+    written(tensors, load_pieces(recipe.target_path))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, source / "model.safetensors")
+    import_head(recipe, str(source))
+    exported = export_head(recipe, serve_check=False)
+    shape, generator = shape_of(recipe), torch.Generator().manual_seed(1)
+    aux = torch.randn(TOKENS, shape.num_aux_layers * shape.hidden_size, generator=generator)
+    embeddings = torch.randn(TOKENS + 1, shape.hidden_size, generator=generator)
+    before, after = (
+        two_steps(vllm_config, load(vllm_config, head, "eagle3"), aux, embeddings) for head in (source, exported)
+    )
+    for theirs, ours in zip(before, after, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 # DFlash and DSpark: a block at once

@@ -5,12 +5,13 @@ files (nvidia, lmsys, nebius, yuhuili) with layer ids at the top level, nested, 
 (Red Hat), whose config.json names the target, so that `vllm serve HEAD` needs nothing else.
 """
 
+import re
 from typing import ClassVar
 
 from torch import Tensor
 
 from drafthead.drafters.base import DraftShape
-from drafthead.drafters.vllm import Config, HeadFiles, decoder_config, served_decoder
+from drafthead.drafters.vllm import Config, HeadFiles, decoder_config, refuse_other, served_decoder
 
 TARGET_DEFAULT = "the target's default"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -34,6 +35,7 @@ class Eagle3Files(HeadFiles):
     METHOD = TYPE = "eagle3"
     OWN: ClassVar[dict[str, str]] = {name: name for name in _NORMS}
     SWAPPABLE = True
+    UNREAD = re.compile(rf"{HeadFiles.UNREAD.pattern}|input_norm\.|mask_hidden$|layers\.[1-9]\d*\.hidden_norm\.")
     ALGORITHM = "EAGLE-3"
     ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3DraftModel")
     SPECULATORS = ("eagle3", "Eagle3DraftModel")
@@ -90,6 +92,7 @@ class Eagle3Files(HeadFiles):
     def served_values(self, config: Config) -> Config:
         plain = self.plain_form(config)
         nested = plain.get("eagle_config") or {}
+        refuse_other(nested, use_aux_hidden_state=True)
         ids, nested_ids = plain.get(LAYER_IDS), nested.get(LAYER_IDS)
         return {
             **served_decoder(plain),
