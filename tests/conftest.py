@@ -18,7 +18,7 @@ from tests.public_targets import fill_hub
 from tests.scripts import settle_heap
 
 # The tensors here are tiny: a second OpenMP thread would only spin, and slow down what runs beside it.
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 # How long an example takes says something of the machine, nothing of the code.
 settings.register_profile("suite", deadline=None)

@@ -22,12 +22,12 @@ from drafthead.config import REPO_ROOT
 def environment(**more: str) -> dict[str, str]:
     """What a child process gets: this one's variables as they are now, the checkout to import from, `more`.
 
-    One thread each: OpenMP threads that spin for one another would starve whatever runs beside them. An engine's cache
-    in large pages: 0.1 s of CPU to clear it, and not 0.8.
+    One thread each unless OMP_NUM_THREADS is set: OpenMP threads that spin for one another would starve whatever runs
+    beside them. An engine's cache in large pages: 0.1 s of CPU to clear it, and not 0.8.
     """
     settings = {
-        "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "WANDB_MODE": "offline",
-        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "OMP_WAIT_POLICY": "PASSIVE",
+        "WANDB_MODE": "offline", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }  # fmt: skip
     return {**os.environ, **settings, "PYTHONPATH": str(REPO_ROOT), **more}
 

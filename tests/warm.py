@@ -194,8 +194,9 @@ def _run(arguments: list[str], ranks: int, streams: list[str], variables: dict[s
     """Run a command to its end, in one process or as ranks; returns the first exit code that is not 0."""
     command = [sys.executable, str(REPO_ROOT / arguments[0]), *arguments[1:]]
     if ranks:
-        # A rank takes its share of the cores as threads: here one, since other tests run beside it.
-        threads = {"LOCAL_WORLD_SIZE": str(max(ranks, len(os.sched_getaffinity(0))))}
+        # A rank takes its share of the cores as threads: here OMP_NUM_THREADS, as other processes of the suite.
+        shares = len(os.sched_getaffinity(0)) // int(variables["OMP_NUM_THREADS"])
+        threads = {"LOCAL_WORLD_SIZE": str(max(ranks, shares))}
         variables |= {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", **threads}
     if ranks > 1:
         variables |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

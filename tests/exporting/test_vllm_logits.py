@@ -40,6 +40,7 @@ from tests.exporting.runs import (
     shape_of,
     write_random_head,
 )
+from tests.rounding import rounding
 
 pytestmark = pytest.mark.slow
 
@@ -184,7 +185,12 @@ def agrees(vllm_config: Any, recipe: Recipe) -> bool:
     model = load(vllm_config, write_random_head(recipe, weights), "eagle3")
     theirs = two_steps(vllm_config, model, aux, embeddings)
     ours = our_logits(shape, weights, aux, embeddings)
-    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(theirs, ours, strict=True))
+    return all(torch.allclose(a, b, rtol=0, atol=allowed(a)) for a, b in zip(theirs, ours, strict=True))
+
+
+def allowed(logits: Tensor) -> float:
+    """How far apart ours may lie, after two steps of two layers: the longest sum is that of fc over four layers."""
+    return rounding(torch.float32, 2 * 2 * 4 * 192) * float(logits[logits.isfinite()].abs().max())
 
 
 # Every fifth has each pair of settings; the rest of them takes half a minute.
@@ -241,11 +247,11 @@ def test_blocks_have_the_logits_of_vllm(vllm_config, tmp_path, kind, causal, sin
     states = model.fill(slots, aux, torch.arange(TOKENS), tail_layout([TOKENS], [TOKENS - 1]))[:, 0]
     if kind == "dspark":
         states = torch.cat([states, model.markov_head.markov_w1(previous)], dim=-1)
-    torch.testing.assert_close(states @ model.head_weight.T, theirs, rtol=0, atol=2e-4)
+    torch.testing.assert_close(states @ model.head_weight.T, theirs, rtol=0, atol=allowed(theirs))
     ours = model.confidence(HeadRows(states, torch.zeros(K, dtype=torch.long), (1,) * K))
     assert (ours is None) == (confidence is None) == (kind == "dflash")
     if ours is not None:
-        torch.testing.assert_close(ours.sigmoid(), confidence, rtol=0, atol=2e-4)
+        torch.testing.assert_close(ours.sigmoid(), confidence, rtol=0, atol=allowed(theirs))
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ from tests import artifacts
 from tests.artifacts import read_responses
 from tests.damage import half_written
 from tests.generation.small import copy_of, never, small_recipe
+from tests.rounding import rounding
 from tests.scripts import start
 
 pytestmark = pytest.mark.slow
@@ -166,11 +167,12 @@ def differences(ours: StateStore, theirs: StateStore) -> torch.Tensor:
 
 @pytest.mark.parametrize("split", stage.SPLITS)
 def test_both_backends_agree(stores, split):
-    """bf16 rounding in another order, which sends a token here and there to another expert: states within 2 % in the
-    median of the sequences; on greedy text log-sum-exps within 5 % and nearly every argmax.
+    """bf16 rounding in another order, which sends a token here and there to another expert. States, sums of an
+    embedding and of two parts of eight blocks, are apart by rounding in the median of the sequences; on greedy text
+    log-sum-exps are within 5 % and nearly every argmax is equal.
     """
     ours, theirs = (StateStore(stores[b, "bf16"].states_dir(split)) for b in ("vllm", "transformers"))
-    assert differences(ours, theirs).median(0).values.max() < 0.02
+    assert differences(ours, theirs).median(0).values.max() < rounding(torch.bfloat16, 1 + 2 * 8)
     for i in range(len(ours) if split == "validation" else 0):  # sampled text has places that no rounding leaves alone
         torch.testing.assert_close(ours[i].lse, theirs[i].lse, rtol=0.05, atol=0.2)
         assert (ours[i].argmax == theirs[i].argmax).float().mean() > 0.9

@@ -9,13 +9,15 @@ from safetensors.torch import load_file
 
 from drafthead.drafters.trained import best_checkpoint
 from drafthead.exporting.export import export_head
+from tests.rounding import assert_same_losses, assert_same_norms, assert_same_weights
 from tests.scripts import free_port, start
 from tests.training.launching import checkpoints, command, entries, forget_after, losses, run
 
 pytestmark = pytest.mark.slow
 
-# ZeRO 0 adds up the norm of the gradient in another order: at the recipe's temperature 1.2e-6 apart, losses 1e-7.
 TWO_PER_STEP = ("train.batches_per_step=2", "train.keep_checkpoints=3", "train.temperature=1")
+# The longest sums of a step: over three layers of 192 in fc, and over 96 tokens at three positions of two batches.
+TERMS, RATE = 3 * 192, 3e-3
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +37,15 @@ def runs(run_factory):
 
 def takes_the_steps_of(recipe, reference) -> None:
     """The same losses, norms of gradients, and exported head."""
-    steps, wanted_steps = entries(recipe.run_dir), entries(reference.run_dir)
-    assert steps[0]["grad_norm"] == pytest.approx(wanted_steps[0]["grad_norm"], rel=1e-6)
-    for step, wanted in zip(steps, wanted_steps, strict=True):
-        assert step["loss"] == pytest.approx(wanted["loss"], rel=1e-6)
-        assert step["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-5)  # nine float32 updates apart
     weights = load_file(best_checkpoint(reference.run_dir) / "model.safetensors")
-    found = load_file(export_head(recipe, serve_check=False) / "model.safetensors")
-    assert found.keys() == weights.keys()
-    for name, tensor in found.items():
-        torch.testing.assert_close(tensor.float(), weights[name].float(), rtol=0.01, atol=0.01)
+    assert_same_losses(losses(recipe.run_dir), losses(reference.run_dir), TERMS)
+    assert_same_norms(norms(recipe.run_dir), norms(reference.run_dir), TERMS, sum(t.numel() for t in weights.values()))
+    exported = load_file(export_head(recipe, serve_check=False) / "model.safetensors")
+    assert_same_weights(exported, weights, TERMS, 9, RATE)
+
+
+def norms(run_dir) -> list[float]:
+    return [entry["grad_norm"] for entry in entries(run_dir)]
 
 
 @pytest.mark.parametrize(("stage", "ranks"), [(0, 1), (1, 2), (2, 1), (3, 2)])
@@ -69,7 +70,7 @@ def test_losses_are_those_of_one_rank_at_the_recipes_temperature_too(run_factory
         recipe = run_factory(f"cold{stage}x{ranks}")
         run(recipe, *TWO_PER_STEP, f"train.zero_stage={stage}", "train.temperature=0.7", ranks=ranks)
         found.append(losses(recipe.run_dir))
-    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    assert_same_losses(*found, TERMS)
 
 
 @pytest.mark.parametrize("kind", ["peagle", "dspark"])
@@ -79,27 +80,26 @@ def test_every_drafter_trains_in_shards_and_resumes_on_another_number_of_ranks(r
     plain, sharded = run_factory(f"{kind}0x1"), run_factory(f"{kind}3x2")
     run(plain, *options, "train.zero_stage=0", ranks=1)
     run(sharded, *options, "train.zero_stage=3", ranks=2)
-    assert losses(sharded.run_dir) == pytest.approx(losses(plain.run_dir), rel=1e-5)
+    assert_same_losses(losses(sharded.run_dir), losses(plain.run_dir), TERMS)
     undisturbed = losses(sharded.run_dir)
     before, *_, after = (entry["acceptance_length"] for entry in entries(sharded.run_dir, "validation"))
     assert after > before  # P-EAGLE: by loss up to the first rejected draft
     forget_after(sharded.run_dir, 4)
     printed = run(sharded, *options, "train.zero_stage=3", ranks=1)
     assert "resuming from step 4 (written by 2 ranks, now 1)" in printed
-    assert losses(sharded.run_dir) == pytest.approx(undisturbed, rel=1e-5)
-    wanted, found = (load_file(checkpoints(recipe.run_dir)[-1] / "model.safetensors") for recipe in (plain, sharded))
-    for name, tensor in wanted.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
+    assert_same_losses(losses(sharded.run_dir), undisturbed, TERMS)
+    weights = (load_file(checkpoints(recipe.run_dir)[-1] / "model.safetensors") for recipe in (plain, sharded))
+    assert_same_weights(*weights, TERMS, len(undisturbed), RATE)
 
 
 def test_gradients_sent_during_the_backward_are_the_same(runs, run_factory):
     """As on CUDA, where DeepSpeed overlaps the two."""
     recipe = run_factory("overlapping")
     run(recipe, *TWO_PER_STEP, "train.zero_stage=1", ranks=2, script="tests/training/overlapping.py")
-    plain = entries(runs(1, 2).run_dir)
-    for name in ("loss", "grad_norm"):
-        found = [entry[name] for entry in entries(recipe.run_dir)]
-        assert found == pytest.approx([entry[name] for entry in plain], rel=1e-6)
+    plain = runs(1, 2).run_dir
+    assert_same_losses(losses(recipe.run_dir), losses(plain), TERMS)
+    parameters = sum(t.numel() for t in load_file(checkpoints(plain)[-1] / "model.safetensors").values())
+    assert_same_norms(norms(recipe.run_dir), norms(plain), TERMS, parameters)
 
 
 @pytest.mark.long
@@ -111,4 +111,4 @@ def test_two_launchers_train_as_two_nodes(runs, run_factory):
     nodes = [start(*c, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for c in commands]
     errors = [node.communicate(timeout=300)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], errors
-    assert losses(recipe.run_dir) == losses(runs(1, 2).run_dir)
+    assert_same_losses(losses(recipe.run_dir), losses(runs(1, 2).run_dir), TERMS)  # of more threads each

@@ -28,6 +28,7 @@ from drafthead.training.inputs import find_start, open_inputs, survey
 from drafthead.training.trainer import LossModule, train
 from tests.damage import edit_config
 from tests.exporting.runs import random_weights, shape_of, write_random_head, write_run
+from tests.rounding import rounding
 from tests.training.launching import entries, forget_after, launch, losses, run
 from tests.training.synthetic import small_recipe
 
@@ -72,7 +73,7 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
         assert found[key] == wanted[key]
     assert found["first_step_loss"] == pytest.approx(wanted["first_step_loss"], rel=1e-6)
     steps = entries(recipe.run_dir)
-    assert steps[0]["loss"] == pytest.approx(first_loss(recipe, trained), rel=1e-5)
+    assert steps[0]["loss"] == pytest.approx(first_loss(recipe, trained), rel=rounding(torch.float32, 3 * 192))
     assert steps[0]["loss"] < 0.5 * losses(first.run_dir)[0]
     assert steps[0]["learning_rate"] == pytest.approx(recipe.train.learning_rate)  # one step of warm-up, begun anew
     assert "runs/elsewhere" in said
