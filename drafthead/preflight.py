@@ -4,7 +4,7 @@ Only config.json and the tokenizer's files are read, and neither torch nor vLLM 
 """
 
 from drafthead.config import Recipe
-from drafthead.target.spec import TargetSpec, recipe_spec
+from drafthead.target.spec import recipe_spec
 
 
 def preflight(recipe: Recipe) -> None:
@@ -17,18 +17,3 @@ def preflight(recipe: Recipe) -> None:
     """
     spec = recipe_spec(recipe)
     recipe.head.check_vocabulary(spec.vocab_size)
-    check_jitter(recipe, spec)
-
-
-def check_jitter(recipe: Recipe, spec: TargetSpec) -> None:
-    """Refuse positions that the target does not have.
-
-    Raises:
-        ValueError: train.position_jitter lies beyond the target.
-    """
-    longest, jitter = recipe.engine.max_model_len, recipe.train.position_jitter
-    if jitter and longest + jitter > spec.max_position_embeddings:
-        raise ValueError(
-            f"train.position_jitter {jitter} behind engine.max_model_len {longest} tokens exceeds the target's "
-            f"{spec.max_position_embeddings} positions; set it lower"
-        )

@@ -42,10 +42,6 @@ from drafthead.generation.prompts import locate_sources
             ("head.num_ttt_steps=4", "head.sliding_window=5"),
             r"head\.sliding_window 5 leaves 4 draft positions.*at least 6",
         ),
-        (
-            ("train.position_jitter=100", "head.sliding_window=64"),
-            r"train\.position_jitter 100 .* head\.sliding_window 64 .*drop one",
-        ),
         ("train.lr=1", r"train\.lr: unknown key"),
         ("name=../elsewhere", "name.*/elsewhere"),
         (("head.type=dflash", "head=null"), "head"),

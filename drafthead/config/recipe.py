@@ -237,11 +237,6 @@ class Recipe(Section):
                 f"head.num_key_value_heads {kv_heads} can be neither split over engine.tensor_parallel_size {tp} GPUs "
                 "nor copied evenly to them, which vLLM asks for; choose a multiple or a divisor"
             )
-        if self.train.position_jitter and self.head.sliding_window:
-            raise ValueError(
-                f"train.position_jitter {self.train.position_jitter} teaches distances that head.sliding_window "
-                f"{self.head.sliding_window} never serves; drop one of them"
-            )
         every = [source.name for source in self.prompts.sources or () if source.turns == "all"]
         if every and self.responses.turn_by_turn:
             raise ValueError(

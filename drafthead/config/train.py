@@ -33,9 +33,6 @@ class TrainConfig(Section):
     # {}: loss up to the first rejected draft of each root; false: on all draft positions; None: as the drafter is best.
     rejection: RejectionConfig | Literal[False] | None = None
     epochs: int = Field(default=1, gt=0)
-    # Most positions left out at a random place of every document, whose tokens then lie as far apart as those of longer
-    # ones. 0: none, and none is needed with head.sliding_window.
-    position_jitter: int = Field(default=0, ge=0)
     tokens_per_batch: int = Field(gt=0)  # one packed micro batch on one rank
     # Micro batches of one optimiser step over all ranks; accumulation follows from the number of ranks, so the
     # same recipe takes the same steps on any machine.

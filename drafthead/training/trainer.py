@@ -236,8 +236,7 @@ class Trainer:
     def _read(self, windows: list[Window]) -> PackedBatch:
         """A micro batch on the host; called by the thread that reads ahead."""
         device_type = self.device.type
-        jitter = (self.config.position_jitter, self.config.seed)
-        batch = pack(self.inputs.train, windows, self.drafter, pin=device_type == "cuda", thin=self.thin, jitter=jitter)
+        batch = pack(self.inputs.train, windows, self.drafter, pin=device_type == "cuda", thin=self.thin)
         roots = self.drafter.computed_rows(batch.scored) if self.thin else ()
         return batch.prepared(self.drafter.num_positions, device_type, roots)
 
