@@ -94,10 +94,6 @@ CHECKS = (
         (*_stages((*_TINY, "name=v2"), *_DATA), _engine("V2")), _V2,
     ),
     Check(
-        "one-pass", "states captured while the target generates lead to its own text",
-        _stages((*_TINY, "name=one-pass", "states.one_pass=true"), *_DATA),
-    ),
-    Check(
         "harvest-rate", "time of a harvest over the same prefill alone; shown, not judged (CPU: 1.12; goal: 1.15)",
         ((PYTHON, "benchmarks/harvest.py", *_TINY, "--sequences", "300", "--blocks", "3"),),
     ),

@@ -80,7 +80,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
             "target": target, "aux_layer_ids": list(recipe.target.aux_layer_ids), "format": recipe.states.format,
             "dtype": recipe.target.dtype, "prompt_loss": recipe.states.prompt_loss,
         }  # fmt: skip
-        found = {"prompt_loss": 0, **{name: made[name] for name in wanted if name in made}, "target": found_target}
+        found = {**{name: made[name] for name in wanted}, "target": found_target}
         _check_fits(recipe.states_dir(split), found, wanted)
     identity = {
         "states": {"train": train_reference, "validation": validation_reference},

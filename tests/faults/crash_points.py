@@ -120,10 +120,6 @@ SUBJECTS = {
     for subject in (
         _subject("", "prompts", "data_gen/prompts.py", f"data/{NAME}/prompts"),
         _subject("prompts", "regenerate", _REGENERATE, f"data/{NAME}/responses"),
-        _subject(
-            "prompts", "one-pass", _REGENERATE, "data/once/responses data/once/one-pass data/once/states", "name=once",
-            "states.one_pass=true", _VLLM, copied=("prompts",),
-        ),
         _subject("regenerate", "harvest", _HARVEST, f"data/{NAME}/states"),
         _subject(
             "regenerate", "harvest-vllm", _HARVEST, "data/vllm/states", "name=vllm", _VLLM,
