@@ -79,9 +79,7 @@ def whole(document: int, loss_mask: Tensor, drafter: Drafter) -> Window:
     return Window(document, max(0, first - drafter.reach), length, first, length, valid)
 
 
-def cut(
-    document: int, loss_mask: Tensor, budget: int, drafter: Drafter, thin: bool = True, draw: int = 0
-) -> list[Window]:
+def cut(document: int, loss_mask: Tensor, budget: int, drafter: Drafter, draw: int = 0) -> list[Window]:
     """The windows of a document; none without a row that carries loss.
 
     Args:
@@ -89,7 +87,6 @@ def cut(
         loss_mask: (T,) nonzero where a token is learned.
         budget: tokens of a micro batch.
         drafter: whose loss is planned.
-        thin: count the rows that training uses only, not all that can carry loss.
         draw: the epoch.
 
     Raises:
@@ -106,7 +103,7 @@ def cut(
     length, begin = loss_mask.shape[0], drafter.first_row(loss_mask)
     alone = length - max(0, begin - drafter.reach) <= budget
     rows = length if alone else max(rows, budget - drafter.lookahead - drafter.reach)
-    windows, scored = [], drafter.trained_rows(loss_mask, draw) if thin else drafter.loss_rows(loss_mask)
+    windows, scored = [], drafter.trained_rows(loss_mask, draw)
     for first in range(begin, length, rows):
         end = min(first + rows, length)
         stop = min(end + drafter.lookahead, length)
@@ -219,7 +216,6 @@ def pack(
     drafter: Drafter,
     whole_text: bool = False,
     pin: bool = False,
-    thin: bool = True,
 ) -> PackedBatch:
     """Read windows from the store and lay them end to end.
 
@@ -228,7 +224,6 @@ def pack(
         windows: in the order of the batch.
         drafter: whose loss rows are marked.
         whole_text: mark rows that predict what follows the last generated token too, which replay compares with.
-        thin: mark the rows that training uses only, not all that can carry loss.
         pin: allocate states in page-locked memory; `pinned` moves the rest there.
     """
     sequences = [store.stored(w.document) for w in windows]
@@ -240,7 +235,7 @@ def pack(
         teachers.append(slice(first - s.first_teacher_row, w.stop - s.first_teacher_row))
         offset += w.stop - first
         mask = replayable(s.loss_mask) if whole_text else s.loss_mask
-        rows = drafter.trained_rows(mask, w.draw) if thin and not whole_text else drafter.loss_rows(mask)
+        rows = drafter.loss_rows(mask) if whole_text else drafter.trained_rows(mask, w.draw)
         scored.append(rows[:, w.first_row : w.stop] & (token < w.end_row))
 
     def joined(parts: list[list[Tensor]]) -> Tensor:
