@@ -7,9 +7,7 @@ from pydantic import Discriminator, Field, PositiveFloat, Tag, model_validator
 from drafthead.section import Section, Seed
 
 # The keys of drafthead.losses.objectives.OBJECTIVES.
-ObjectiveName = Literal[
-    "forward_kl", "reverse_kl", "total_variation", "lk_hybrid", "greedy_acceptance", "cross_entropy"
-]
+ObjectiveName = Literal["forward_kl", "total_variation", "lk_hybrid", "cross_entropy"]
 Mixture = Annotated[dict[ObjectiveName, PositiveFloat], Field(min_length=1)]
 Objective = Annotated[
     Annotated[ObjectiveName, Tag("name")] | Annotated[Mixture, Tag("mixture")],
