@@ -42,7 +42,6 @@ RUN_BY = {
     "eval/serving.py": "tests/faults/stages.py::arguments",
     "eval/draft_lengths.py": f"{_PRESETS}::test_a_schedule_of_draft_lengths_is_measured_beside_fixed_ones",
     "eval/compare.py --mask-token-id": "tests/pipeline/test_drafters.py::compared",
-    "eval/plan.py --measure": f"{_PRESETS}::test_a_plan_is_made_before_any_head",
     "tools.tiny_long": "tests/tools/test_tiny_long.py::test_prompts_have_their_lengths_and_the_sibling_reads_them",
     "vllm.entrypoints.openai.api_server": f"{_PRESETS}::test_the_speculators_layout_needs_no_target_named",
 }

@@ -83,7 +83,7 @@ def analyse(recipe: Recipe, rows: ServingRows | None = None) -> Analysis:
     recipe, rows = _as_served(recipe, manifests), rows or read_serving(folders[serving.KIND])
     methods = manifests[serving.KIND]["identity"]["methods"]
     if any(method["extra"].get("rejection_sample_method") == "synthetic" for method in methods):
-        raise ValueError(f"{recipe.results_dir} accepted drafts whatever they were: no verdict; see eval/plan.py")
+        raise ValueError(f"{recipe.results_dir} accepted drafts whatever they were: no verdict")
     levels = summarise_serving(rows)
     if not levels:
         raise ValueError(f"no load of {recipe.results_dir} was run both without and with drafts: nothing to compare")

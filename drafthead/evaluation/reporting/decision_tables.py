@@ -1,23 +1,13 @@
-"""Tables of the decision, and of the plan before any head: prices, what breaks even, how far to trust it."""
+"""Tables of the cost model: prices, what breaks even, how far to trust it."""
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import pandas as pd
-
-from drafthead.artifacts import MANIFEST, ArtifactError, describe_difference, read_manifest
-from drafthead.config import Recipe
-from drafthead.config.evaluation import UNTRAINED
-from drafthead.evaluation.decision.cost_model import CostModel, Priced, fit, speed_samples
-from drafthead.evaluation.decision.variants import WORTH
-from drafthead.evaluation.measuring.serving import KIND
-from drafthead.evaluation.reporting.published import published_lengths
+from drafthead.evaluation.decision.cost_model import CostModel, Priced
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, note, number, table
-from drafthead.evaluation.results.levels import Level, ServingRows, read_serving, steady
-from drafthead.evaluation.workload import BASELINE, HEAD
+from drafthead.evaluation.results.levels import Level
+from drafthead.evaluation.workload import HEAD
 
 
 def cost_model_tables(priced: dict[str, Priced], levels: Sequence[Level]) -> list[Table]:
@@ -100,93 +90,3 @@ def _held_out(model: CostModel) -> Table | None:
         )
     text = note("held out", model=f"Verification: {model.work}; {error}.")
     return table("Speed at loads left out of the fit", rows, text) if rows else None
-
-
-# Before any head exists: what acceptance a head would need, what one of a given acceptance would bring, and whether
-# training it can pay. `eval/plan.py` prints it.
-#
-# The step times come from a measurement: of an untrained head (its steps take as long), or of an earlier head on the
-# same target and machine. The acceptance length is assumed. Decode only, as the cost model.
-
-CAN, CANNOT, DEPENDS = "TRAINING CAN PAY", "TRAINING CANNOT PAY", "IT DEPENDS ON THE HEAD"
-
-
-def rows_to_plan_from(recipe: Recipe) -> tuple[ServingRows, int]:
-    """What was measured with the untrained head, else with any head of this recipe, and its servers' max_num_seqs.
-
-    Raises:
-        ArtifactError: neither was, or not to the end, or with another target.
-    """
-    names = (recipe.name + UNTRAINED, recipe.name)
-    directories = [recipe.model_copy(update={"name": name}).results_dir / KIND for name in names]
-    for directory in directories:
-        if (directory / MANIFEST).exists():
-            identity = read_manifest(directory)["identity"]
-            wanted = {"target": recipe.target.path, "dtype": recipe.target.dtype}
-            if different := describe_difference({key: identity[key] for key in wanted}, wanted):
-                raise ArtifactError(
-                    f"{directory} was measured with something else:\n{different}\n"
-                    "give the recipe another name, or move that away and run: python eval/plan.py RECIPE --measure"
-                )
-            logging.getLogger(__name__).info(f"step times from {directory}")
-            return steady(read_serving(directory)), identity["engine"]["max_num_seqs"]
-    raise ArtifactError(
-        f"there is no measurement to plan from ({' and '.join(map(str, directories))} are missing or half finished); "
-        "run: python eval/plan.py RECIPE --measure"
-    )
-
-
-def assumed_lengths(recipe: Recipe, given: Sequence[float] | None) -> list[float]:
-    """The acceptance lengths to plan with, ascending: as given, or the range of public heads at that K.
-
-    Raises:
-        ValueError: one of them cannot be, or none is given and none is published at that K.
-    """
-    K, known = recipe.eval.num_draft_tokens, published_lengths()
-    if not given and K not in known:
-        raise ValueError(
-            f"no public head is known at K = {K} (only at {sorted(known)}): give --acceptance-length LOW HIGH"
-        )
-    if impossible := [length for length in given or () if not 1 <= length <= K + 1]:
-        raise ValueError(f"--acceptance-length {impossible[0]:g}: at K = {K} it lies between 1 and {K + 1}")
-    return sorted(given or {min(known[K]), max(known[K])})
-
-
-def plan_tables(recipe: Recipe, rows: ServingRows, max_batch: int, lengths: Sequence[float]) -> tuple[list[Table], str]:
-    """What a head would need, what one of each assumed acceptance length, ascending, would bring, and the verdict.
-
-    Where drafts lose, the traffic is served without them; a gain of a per cent counts as paying.
-
-    Args:
-        recipe: its K and traffic are used.
-        rows, max_batch: of `rows_to_plan_from`.
-        lengths: assumed.
-
-    Raises:
-        ValueError: the rows cannot carry a cost model.
-    """
-    K = recipe.eval.num_draft_tokens
-    samples = speed_samples(rows, HEAD, max_batch)
-    model = fit(samples.points(), samples.positions, max_batch)
-    loads = rows.runs.loc[rows.runs["method"] == BASELINE, "concurrency"]
-    shares = recipe.eval.traffic.shares(map(int, loads))
-
-    def speedups(length: float) -> list[float]:
-        """At every load, and over the traffic."""
-        at = [max(1.0, length / model.step_ratio(c, K)) for c in shares]
-        return [*at, 1 / float(np.sum(np.divide([*shares.values()], at)))]
-
-    columns = {
-        f"Length {x:.2f} at K = {K} (%)": [number(100 * gain - 100, sign="+") for gain in speedups(x)] for x in lengths
-    }
-    rows_of = {"Concurrency": [*map(str, shares), "the traffic"]} | columns
-    brought = Table("What a head of an assumed acceptance length would bring", pd.DataFrame(rows_of), note("worth"))
-    margin = np.exp(1.96 * (model.error or 0.0))
-    low, high = speedups(lengths[0] / margin)[-1], speedups(lengths[-1] * margin)[-1]
-    verdict = CAN if low > 1 + WORTH else CANNOT if high < 1 + WORTH else DEPENDS
-    known = "is not known: measure three loads or more"
-    error = f"is {model.error:.1%} at loads left out of the fit" if model.error is not None else known
-    # At another K than the assumed one nothing is said of the head: grey.
-    has = {k: (lengths[0], lengths[-1]) if k == K else (1.0, k + 1.0) for k in range(1, max(model.lengths) + 1)}
-    text = f"{verdict}: {low - 1:+.1%} to {high - 1:+.1%} over the traffic, decoding. The cost model's error {error}."
-    return [break_even_table(model, shares, has), brought], text
