@@ -171,7 +171,7 @@ class StatesConfig(Section):
     # Online mode: at most this many training shards on disk at once, harvested while training reads them.
     spool_shards: int | None = Field(default=None, ge=2)  # None: the whole store is harvested first, and kept
     # Share of a prompt, counted from its end, that is learned too: more accepted drafts for more time and disk.
-    prompt_loss: float = Field(default=0, ge=0, le=1)
+    prompt_loss: float = Field(default=0.0, ge=0, le=1)
 
     def learned_share(self, split: str) -> float:
         """Of a split's prompts; validation replays responses."""
