@@ -5,16 +5,13 @@
     python data_gen/regenerate.py --workers N [RECIPE] ...  N engines; else one per GPU (or tensor-parallel group)
     python data_gen/regenerate.py --cluster [RECIPE] ...  the same of a Ray cluster
 
-With states.one_pass the hidden states are captured while the target generates, and stage 3 is done here too.
 Interrupted, the same command continues with the parts that are missing.
 """
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.engine import running
-from drafthead.generation.harvest import harvest, print_states
 from drafthead.generation.regenerate import print_responses, regenerate
 from drafthead.planning import OPTIONS, dry_run
-from drafthead.planning.memory import check_fits
 from drafthead.preflight import preflight
 
 
@@ -24,14 +21,8 @@ def main() -> None:
         dry_run(recipe, args, {"regenerate": args.tokens_per_second})
         return
     preflight(recipe)
-    run = running.runner(args, recipe)
-    if recipe.states.one_pass:
-        check_fits(recipe)
-    regenerate(recipe, run)
+    regenerate(recipe, running.runner(args, recipe))
     print_responses(recipe)
-    if recipe.states.one_pass:
-        harvest(recipe, run)
-        print_states(recipe)
 
 
 if __name__ == "__main__":

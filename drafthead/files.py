@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import shutil
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -71,34 +70,20 @@ def from_torch_file(error: RuntimeError) -> bool:
 
 
 def describe(error: Exception) -> str:
-    """One message for what the operating system, or safetensors, says of a file: which, what, and what to do.
+    """One message for what the operating system, or safetensors, says of a file, and what to do.
 
     Errors that this project raises itself have no code and say all that already.
     """
     said, code = str(error), getattr(error, "errno", None)
     if isinstance(error, OSError) and code is None:
         return f"{type(error).__name__}: {said}"
-    kind = "DiskFullError" if ran_out(error) else type(error).__name__
-    of = "" if getattr(error, "filename", None) else f"{_file_of(error)}: "
     if ran_out(error):
-        advice = "make room and run the same command, which continues"
-    elif isinstance(error, SafetensorError) and "os error" not in said:
+        return f"DiskFullError: {said}; make room and run the same command, which continues"
+    if isinstance(error, SafetensorError) and "os error" not in said:
         advice = "it is damaged or cut short: delete it and make it again, or fetch it again"
     else:
         advice = _ADVICE.get(code or 0, _LOOK)
-    return f"{kind}: {of}{said}; {advice}"
-
-
-def _file_of(error: BaseException) -> str:
-    """The file of a failed read or write, which Python does not name: that of the innermost call that holds one."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for frame in reversed(frames):
-        held = list(frame.f_locals.values())
-        names = [getattr(value, "name", None) for value in held if hasattr(value, "fileno")]
-        paths = [value for value in held if isinstance(value, Path)]
-        if found := [name for name in (*names, *paths) if isinstance(name, str | Path)]:
-            return str(found[0])
-    return "a file"
+    return f"{type(error).__name__}: {said}; {advice}"
 
 
 _REFUSALS = (ValueError, ImportError, ModuleNotFoundError, NotImplementedError)

@@ -41,7 +41,6 @@ def preflight(recipe: Recipe, plan: bool = False) -> None:
     recipe.head.check_vocabulary(spec.vocab_size)
     check_parallel(recipe, config)
     check_lengths(recipe, spec)
-    check_jitter(recipe, spec)
     check_prompts(recipe)
     if not plan:
         chat_template(recipe)
@@ -141,17 +140,3 @@ def check_launcher(environment: Mapping[str, str] = os.environ) -> None:
     if not 0 <= rank < ranks or not 0 <= local < ranks:
         shown = ", ".join(f"{name}={stated[name]}" for name in _RANK_VARIABLES[:3])
         raise ValueError(f"the launcher set {shown}: RANK and LOCAL_RANK count from 0 to WORLD_SIZE - 1; {remedy}")
-
-
-def check_jitter(recipe: Recipe, spec: TargetSpec) -> None:
-    """Refuse positions that the target does not have.
-
-    Raises:
-        ValueError: train.position_jitter lies beyond the target.
-    """
-    longest, jitter = recipe.engine.max_model_len, recipe.train.position_jitter
-    if jitter and longest + jitter > spec.max_position_embeddings:
-        raise ValueError(
-            f"train.position_jitter {jitter} behind engine.max_model_len {longest} tokens exceeds the target's "
-            f"{spec.max_position_embeddings} positions; set it lower"
-        )

@@ -55,7 +55,7 @@ def end_with_launcher() -> None:
         _end_with_parent()
         with suppress(OSError):  # no /proc, or one that shows only a user's own processes
             first = Path("/proc/1/cmdline").read_text().split("\0")
-            ours = [Path(word).name for word in sys.orig_argv if word.endswith(".py")]  # argv: runpy's
+            ours = [Path(word).name for word in sys.orig_argv if word.endswith(".py")]
             if os.getppid() == 1 and not any(Path(word).name in ours for word in first):
                 os._exit(1)
 

@@ -166,7 +166,7 @@ def measured(contestant: Contestant, recipe: Recipe, arguments: list[str], lengt
     if path.exists() and pd.read_parquet(path).attrs.get("recipe") == made_from:
         return path
     print(f"\n{contestant.name}", flush=True)
-    run_script("train/draft.py", arguments)
+    run_script("train/eagle3.py", arguments)
     run_script("export/head.py", arguments)
     source = read_checkpoint(best_checkpoint(recipe.run_dir))
     shape, weights = source.shape(load_target_spec(recipe.target_path, recipe.target.revision)), source.weights()

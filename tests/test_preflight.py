@@ -31,7 +31,6 @@ def refused(capsys: pytest.CaptureFixture, script: str, *arguments: str) -> str:
     [
         ("head.draft_vocab_size=9999999",),
         ("target.aux_layer_ids=[2,4,9]",),
-        ("train.position_jitter=9999",),
         ("head.type=dflash", "head.mask_token_id=3072"),
         ("engine.max_model_len=9999999",),
         ("head.num_attention_heads=10", "head.num_key_value_heads=10", "engine.tensor_parallel_size=5"),

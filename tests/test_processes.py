@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -97,13 +96,11 @@ def test_nothing_outlives_a_process_that_was_killed(name, tmp_path):
 
 
 def test_a_rank_goes_on_whose_launcher_is_process_1(tmp_path):
-    """As in a container. train/draft.py runs train/eagle3.py by runpy, under whose name process 1 does not know it."""
-    (tmp_path / "eagle3.py").write_text(
-        "from drafthead.processes import end_with_launcher; end_with_launcher(); print('went on')"
-    )
-    shutil.copy(REPO_ROOT / "train/draft.py", tmp_path)
+    """As in a container."""
+    rank = "from drafthead.processes import end_with_launcher; end_with_launcher(); print('went on')"
+    (tmp_path / "rank.py").write_text(rank)
     launch = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
-    command = ["unshare", "-pf", "--mount-proc", sys.executable, "-c", launch, sys.executable, tmp_path / "draft.py"]
+    command = ["unshare", "-pf", "--mount-proc", sys.executable, "-c", launch, sys.executable, tmp_path / "rank.py"]
     try:
         subprocess.run([*command[:3], "true"], check=True)
     except (OSError, subprocess.CalledProcessError):

@@ -94,10 +94,6 @@ CHECKS = (
         (*_stages((*_TINY, "name=v2"), *_DATA), _engine("V2")), _V2,
     ),
     Check(
-        "one-pass", "states captured while the target generates lead to its own text",
-        _stages((*_TINY, "name=one-pass", "states.one_pass=true"), *_DATA),
-    ),
-    Check(
         "harvest-rate", "time of a harvest over the same prefill alone; shown, not judged (CPU: 1.12; goal: 1.15)",
         ((PYTHON, "benchmarks/harvest.py", *_TINY, "--sequences", "300", "--blocks", "3"),),
     ),
@@ -115,9 +111,8 @@ CHECKS = (
          _engine("V2", recipe=_BLOCKS, enable_adaptive_verification="true")),
     ),
     Check(
-        "synthetic", "vLLM accepts at an assumed length, 2.5; a plan from an untrained head",
-        ((PYTHON, "eval/plan.py", *_TINY, "name=plan", "--measure", "--acceptance-length", "2.5"),
-         _engine("V2", "--length", "2.5", rejection_sample_method="synthetic", synthetic_acceptance_length="2.5")),
+        "synthetic", "vLLM accepts at an assumed length, 2.5",
+        (_engine("V2", "--length", "2.5", rejection_sample_method="synthetic", synthetic_acceptance_length="2.5"),),
     ),
     Check(
         "mxfp4", "a target in MXFP4, made small: the states lead to its own text",

@@ -362,7 +362,7 @@ class Loop:
         return [
             *self.command, f"name={self.candidate.name}", "data=null", "prompts.path=null",
             f"prompts.sources=[{source}]", "prompts.max_train=null", "prompts.max_heldout=null",
-            "responses.regenerate=false", "states.one_pass=false", "states.spool_shards=null",
+            "responses.regenerate=false", "states.spool_shards=null",
             f"train.init_from=runs/{self.served.name}",
             f"eval.methods=[{{name: {SERVED}, method: {OWN}, head: {served}}}, {OWN}]",
             f"eval.served={OWN}", "eval.temperatures=0", "eval.workloads=category",

@@ -20,7 +20,6 @@ Method = Literal[
 OWN: Method = "eagle3"
 # The same with sampled drafts, measured beside it wherever responses are sampled: at T = 0 the two are the same.
 SAMPLED = f"{OWN}.sampled"
-UNTRAINED = "-untrained"  # follows a recipe's name where its head is served without training, see eval/plan.py
 ALL = "all"  # the workload of every held-out prompt
 SEED = 0  # of sampled responses, of random prompts, and of the order in which prompts are sent
 # As tables and plots name them; the others go by their method.

@@ -170,9 +170,8 @@ class StatesConfig(Section):
     sequences_per_shard: int = Field(default=1024, gt=0)
     # Online mode: at most this many training shards on disk at once, harvested while training reads them.
     spool_shards: int | None = Field(default=None, ge=2)  # None: the whole store is harvested first, and kept
-    one_pass: bool = False  # capture the states while the target generates, instead of reading its responses once more
     # Share of a prompt, counted from its end, that is learned too: more accepted drafts for more time and disk.
-    prompt_loss: float = Field(default=0, ge=0, le=1)
+    prompt_loss: float = Field(default=0.0, ge=0, le=1)
 
     def learned_share(self, split: str) -> float:
         """Of a split's prompts; validation replays responses."""
@@ -237,24 +236,12 @@ class Recipe(Section):
                 f"head.num_key_value_heads {kv_heads} can be neither split over engine.tensor_parallel_size {tp} GPUs "
                 "nor copied evenly to them, which vLLM asks for; choose a multiple or a divisor"
             )
-        if self.train.position_jitter and self.head.sliding_window:
-            raise ValueError(
-                f"train.position_jitter {self.train.position_jitter} teaches distances that head.sliding_window "
-                f"{self.head.sliding_window} never serves; drop one of them"
-            )
         every = [source.name for source in self.prompts.sources or () if source.turns == "all"]
         if every and self.responses.turn_by_turn:
             raise ValueError(
                 f"prompts.sources: {every[0]} makes a prompt of every question (turns: all), and responses.history "
                 "regenerated answers every question of each: the first ones again and again. Set its turns to last, "
                 "or responses.history to given"
-            )
-        states, generated = self.states, self.responses.regenerate
-        if states.one_pass and (states.backend != "vllm" or states.spool_shards is not None or not generated):
-            raise ValueError(
-                "states.one_pass captures a whole store while vLLM generates: it needs states.backend vllm (not "
-                f"{states.backend}), no states.spool_shards ({states.spool_shards}) and responses.regenerate true (not "
-                f"{generated}); set states.one_pass to false"
             )
         longest = max(self.responses.max_tokens, self.eval.max_tokens)
         if longest >= self.engine.max_model_len:

@@ -7,21 +7,12 @@ from pydantic import Discriminator, Field, PositiveFloat, Tag, model_validator
 from drafthead.section import Section, Seed
 
 # The keys of drafthead.losses.objectives.OBJECTIVES.
-ObjectiveName = Literal[
-    "forward_kl", "reverse_kl", "total_variation", "lk_hybrid", "greedy_acceptance", "cross_entropy"
-]
+ObjectiveName = Literal["forward_kl", "total_variation", "lk_hybrid", "cross_entropy"]
 Mixture = Annotated[dict[ObjectiveName, PositiveFloat], Field(min_length=1)]
 Objective = Annotated[
     Annotated[ObjectiveName, Tag("name")] | Annotated[Mixture, Tag("mixture")],
     Discriminator(lambda value: "mixture" if isinstance(value, dict) else "name"),
 ]
-
-
-class RejectionConfig(Section):
-    """Loss up to the first draft that serving would reject: see drafthead.training.rejection."""
-
-    objective: Objective | None = None  # of the first rejected draft; None: train.objective, as of accepted ones
-    roots: Literal["all", "rounds"] = "all"  # every root, or those at which serving starts to draft
 
 
 class TrainConfig(Section):
@@ -30,12 +21,9 @@ class TrainConfig(Section):
     init_from: str | None = None  # runs/OTHER, or one of its checkpoints, below output_dir; None: from the target
     objective: Objective = "forward_kl"  # or a weighted sum: {forward_kl: 0.9, total_variation: 0.1}
     temperature: float = Field(default=1.0, gt=0)  # of target and draft in the objective
-    # {}: loss up to the first rejected draft of each root; false: on all draft positions; None: as the drafter is best.
-    rejection: RejectionConfig | Literal[False] | None = None
+    # true: loss up to the first rejected draft of each root; false: on all positions; None: as the drafter is best.
+    rejection: bool | None = None
     epochs: int = Field(default=1, gt=0)
-    # Most positions left out at a random place of every document, whose tokens then lie as far apart as those of longer
-    # ones. 0: none, and none is needed with head.sliding_window.
-    position_jitter: int = Field(default=0, ge=0)
     tokens_per_batch: int = Field(gt=0)  # one packed micro batch on one rank
     # Micro batches of one optimiser step over all ranks; accumulation follows from the number of ranks, so the
     # same recipe takes the same steps on any machine.

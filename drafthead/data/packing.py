@@ -1,6 +1,6 @@
 """Packed micro batches: documents, or windows of long ones, end to end in a token budget, each attending to itself.
 
-A window is a stretch of one document with its true positions, or with `train.position_jitter`. Its loss rows are half
+A window is a stretch of one document with its true positions. Its loss rows are half
 the budget; every loss row of the document belongs to exactly one window. A window runs past its last loss row as far as
 the drafter's loss looks ahead, and begins with the document, up to twice the budget in all: context takes a fraction of
 a loss row's memory. So a document of up to two budgets is trained alike whole and in windows, which may be spread over
@@ -51,7 +51,6 @@ class Window:
         first_row, end_row: the rows whose loss it counts, [first_row, end_row), counted from the document's start.
         valid: how many rows carry loss at each of the K draft positions.
         draw: the epoch that these rows were drawn for, where a drafter draws them.
-        epoch: in which they are trained on.
     """
 
     document: int
@@ -61,7 +60,6 @@ class Window:
     end_row: int
     valid: tuple[int, ...]
     draw: int = 0
-    epoch: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -81,9 +79,7 @@ def whole(document: int, loss_mask: Tensor, drafter: Drafter) -> Window:
     return Window(document, max(0, first - drafter.reach), length, first, length, valid)
 
 
-def cut(
-    document: int, loss_mask: Tensor, budget: int, drafter: Drafter, thin: bool = True, draw: int = 0
-) -> list[Window]:
+def cut(document: int, loss_mask: Tensor, budget: int, drafter: Drafter, draw: int = 0) -> list[Window]:
     """The windows of a document; none without a row that carries loss.
 
     Args:
@@ -91,7 +87,6 @@ def cut(
         loss_mask: (T,) nonzero where a token is learned.
         budget: tokens of a micro batch.
         drafter: whose loss is planned.
-        thin: count the rows that training uses only, not all that can carry loss.
         draw: the epoch.
 
     Raises:
@@ -108,7 +103,7 @@ def cut(
     length, begin = loss_mask.shape[0], drafter.first_row(loss_mask)
     alone = length - max(0, begin - drafter.reach) <= budget
     rows = length if alone else max(rows, budget - drafter.lookahead - drafter.reach)
-    windows, scored = [], drafter.trained_rows(loss_mask, draw) if thin else drafter.loss_rows(loss_mask)
+    windows, scored = [], drafter.trained_rows(loss_mask, draw)
     for first in range(begin, length, rows):
         end = min(first + rows, length)
         stop = min(end + drafter.lookahead, length)
@@ -150,7 +145,7 @@ def plan_stream(
             batches = plan_epoch(own[start:stop], budget, seed, epoch, group)
             offset = epoch * states.epoch_stride
             for batch in leveled(batches, per_step, -len(stream) % per_step, seed):
-                moved = [replace(w, document=w.document + offset, epoch=epoch) for w in batch] if epoch else batch
+                moved = [replace(w, document=w.document + offset) for w in batch] if offset else batch
                 stream.append(moved)
     return stream
 
@@ -221,8 +216,6 @@ def pack(
     drafter: Drafter,
     whole_text: bool = False,
     pin: bool = False,
-    thin: bool = True,
-    jitter: tuple[int, int] = (0, 0),
 ) -> PackedBatch:
     """Read windows from the store and lay them end to end.
 
@@ -231,9 +224,7 @@ def pack(
         windows: in the order of the batch.
         drafter: whose loss rows are marked.
         whole_text: mark rows that predict what follows the last generated token too, which replay compares with.
-        thin: mark the rows that training uses only, not all that can carry loss.
         pin: allocate states in page-locked memory; `pinned` moves the rest there.
-        jitter: most positions that are left out at a random place of every document, and the seed.
     """
     sequences = [store.stored(w.document) for w in windows]
     pairs = list(zip(sequences, windows, strict=True))
@@ -244,7 +235,7 @@ def pack(
         teachers.append(slice(first - s.first_teacher_row, w.stop - s.first_teacher_row))
         offset += w.stop - first
         mask = replayable(s.loss_mask) if whole_text else s.loss_mask
-        rows = drafter.trained_rows(mask, w.draw) if thin and not whole_text else drafter.loss_rows(mask)
+        rows = drafter.loss_rows(mask) if whole_text else drafter.trained_rows(mask, w.draw)
         scored.append(rows[:, w.first_row : w.stop] & (token < w.end_row))
 
     def joined(parts: list[list[Tensor]]) -> Tensor:
@@ -264,7 +255,7 @@ def pack(
     return PackedBatch(
         layout=tail_layout([w.num_tokens for w in windows], [w.first_row - w.start for w in windows]),
         input_ids=torch.cat([s.input_ids[w.start : w.stop] for s, w in pairs]).long(),
-        positions=torch.cat([jittered(w, len(s.input_ids), *jitter) for s, w in pairs]),
+        positions=torch.cat([torch.arange(w.start, w.stop) for w in windows]),
         aux=joined([[s.aux[layer][w.start : w.stop] for layer in layers] for s, w in pairs]),
         loss_mask=torch.cat([s.loss_mask[w.first_row : w.stop] for s, w in pairs]).bool(),
         scored=torch.cat(scored, dim=1),
@@ -274,25 +265,6 @@ def pack(
         lse=torch.cat(tail("lse")),
         aux_scale=joined(scaled) if scaled else None,
     )
-
-
-def jittered(window: Window, length: int, widest: int, seed: int) -> Tensor:
-    """(T,) positions of a window, as if up to so many tokens had stood at one place of its document and were gone.
-
-    The place and the number follow from the seed, the document and the epoch, so that all windows of a document agree.
-
-    Args:
-        window: of a document.
-        length: of the document, in tokens.
-        widest: most tokens; 0: none.
-        seed: of the run.
-    """
-    tokens = torch.arange(window.start, window.stop)
-    if widest == 0:
-        return tokens
-    generator = np.random.default_rng((seed, window.epoch, window.document))
-    place, gap = generator.integers((length, widest), endpoint=True).tolist()
-    return torch.where(tokens < place, tokens, tokens + gap)
 
 
 def replayable(loss_mask: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ class PackedBatch:
     Attributes:
         layout: documents and rows.
         input_ids: (T,) int64.
-        positions: (T,) int64, the target's own, or jittered.
+        positions: (T,) int64, in the document, as the target had them.
         aux: (T, N * H), aux hidden states, layer ids ascending; as stored, or in a compute type.
         loss_mask: (R,) bool, rows whose token is learned: the target generated it, or its prompt is learned too.
         scored: (K, R) bool, rows that carry loss at each draft position, by the drafter's plan.

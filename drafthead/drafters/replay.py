@@ -4,16 +4,6 @@ The engine drafts from a root, keeps the drafts that equal the target's own text
 round right after the first that does not. Replaying those rounds over the target's temperature-0 text
 visits only the places where a round really starts, which are the harder ones: averaging over all
 positions instead overstates the acceptance length.
-
-Above temperature 0 the text is a sample of the target's, x ~ p, and a draft y ~ q (greedy: q has all its mass on one
-token) is accepted with min(1, p(y) / q(y)), else replaced by one drawn from max(p - q, 0) (Leviathan et al. 2023).
-Whatever was accepted, the text comes out as a sample of p, so one that is stored tells the rounds:
-
-    given the text x     P(accepted | x)  =  P(y = x, accepted) / P(x)  =  min(1, q(x) / p(x))
-    before x is drawn    P(accepted)      =  sum_v min(p_v, q_v)  =  1 - TV(p, q);  greedy: p(argmax q)
-
-The first says where the rounds of a text start and how far they get, as probabilities; the second what each position
-accepts that a round gets to. Both are expectations given what is known, so no coin is left but the text (`expected`).
 """
 
 from dataclasses import dataclass
@@ -25,18 +15,18 @@ from torch.nn.functional import pad
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Pooled counters over drafting rounds, as an engine counts them; fractions where they are expected.
+    """Pooled counters over drafting rounds, as an engine counts them.
 
     Attributes:
         drafts: number of rounds.
         accepted_per_position: K counts; entry i is how often at least i + 1 drafts were accepted.
     """
 
-    drafts: float
-    accepted_per_position: tuple[float, ...]
+    drafts: int
+    accepted_per_position: tuple[int, ...]
 
     @property
-    def accepted(self) -> float:
+    def accepted(self) -> int:
         return sum(self.accepted_per_position)
 
     @property
@@ -70,30 +60,6 @@ def replay(matches: Tensor, loss_mask: Tensor, max_tokens: int | None = None) ->
     accepted = matches.long().cumprod(0)  # (K, T): whether the draft and all before it are
     roots = round_roots(accepted.sum(0).tolist(), last_response(loss_mask, max_tokens))
     return Acceptance(len(roots), tuple(accepted[:, roots].sum(1).tolist()))
-
-
-def expected(chance: Tensor, given: Tensor, loss_mask: Tensor, max_tokens: int | None = None) -> Acceptance:
-    """The counters of a document that an engine is expected to have, above temperature 0.
-
-    Args:
-        chance: (K, T) probability that draft k of root t is accepted, over what the target may say next.
-        given: (K, T) the same where the target says what the text does, x[t + 2 + k].
-        loss_mask, max_tokens: as of `replay`.
-    """
-    K, run = len(chance), last_response(loss_mask, max_tokens)
-    counts, total = [0.0] * K, 0.0
-    starts = [0.0] * (len(loss_mask) + K + 1)  # probability that a round starts at each root
-    starts[run.start - 1] = 1.0
-    columns = list(zip(chance.T.tolist(), given.T.tolist(), strict=True))
-    for root in range(run.start - 1, run.stop - 2) if run.start else ():
-        total += starts[root]
-        reached = starts[root]
-        for k, (accepted, followed) in enumerate(zip(*columns[root], strict=True)):
-            counts[k] += reached * accepted
-            starts[root + k + 1] += reached * (1 - followed)
-            reached *= followed
-        starts[root + K + 1] += reached
-    return Acceptance(total, tuple(counts))
 
 
 def round_roots(accepted_from: list[int], run: slice) -> list[int]:

@@ -7,8 +7,8 @@ they are there: so those of two steps lie on the device at most, and `reserved_b
 example writes one file per request and needs CUDA.
 
 A request takes part when its sampling parameters carry `extra_args={"kv_transfer_params": {"keep": NAME}}`. The rows of
-every step are kept in host memory under that name, whether they are of a finished text, read as a prompt, or of a
-response that is being generated. `harvest_store` writes those of the texts it is given, and drops all others.
+every step are kept in host memory under that name. `harvest_store` writes those of the texts it is given, and drops all
+others. Such a request generates one token, so that no draft of `extract_hidden_states` is ever scheduled.
 
 The worker that is rank 0 of its tensor-parallel group writes; the others hold the same rows and stay idle.
 """
@@ -31,8 +31,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import DraftTokenIds
 
 from drafthead.engine.shard_writer import KeptRows, ShardWriter, Text, beside, side_stream, to_host
 from drafthead.target.pieces import TargetHead
@@ -41,21 +39,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 _LAYER = "cache_only_layers"  # vLLM's name of the module that owns the paged cache of hidden states
-
-
-class WithoutDrafts(Scheduler):
-    """vLLM's scheduler (the one without async scheduling) for engines that capture while they generate: no drafts.
-
-    vLLM captures through its speculative path. The method `extract_hidden_states` proposes, as a draft for the next
-    step, the token that was just sampled once more. Hardly any is accepted, each costs a row of the decode step, and at
-    temperature > 0 the rejection sampler draws from another random stream than plain sampling does. Nothing obliges the
-    scheduler to use a draft: without, every step computes one token per request, the plain sampler samples it, and
-    states are captured all the same. Given up: a scheduler class of one's own is no stable interface of vLLM's; a test
-    compares the tokens with those of a plain engine.
-    """
-
-    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        """Proposed drafts are not scheduled."""
 
 
 class HarvestWorker:
@@ -135,7 +118,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         metadata = _Metadata()
         for req_id, before in computed.items():
             request = self._requests[req_id]
-            stop = before + scheduler_output.num_scheduled_tokens[req_id]  # no drafts are among them: WithoutDrafts
+            stop = before + scheduler_output.num_scheduled_tokens[req_id]  # without drafts: one token is generated
             if stop > request.start:  # what a preempted request computes a second time was copied before
                 metadata.rows.append(replace(request, block_ids=list(request.block_ids), stop=stop))
                 request.start = stop
@@ -182,7 +165,6 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         if requests := metadata.rows:
             with self._recorded_error():
                 self._keep_arrived()
-                # Rows of all requests in one copy: a decode step has one row of each.
                 rows = self._copy(self._cache, requests)
                 with beside(self._stream, rows):
                     parts = to_host(rows).split([r.stop - r.start for r in requests])

@@ -3,18 +3,11 @@
 The prompt is given as token ids, and the ids that were generated come back, the stop token included: no chat template
 and no tokenizer changes anything on the way.
 
-A `CapturingEngine` keeps the states of every request with a name, until `store` gives them their shards. A
-harvest reads finished texts as prompts and stores them; with states.one_pass the states of responses are kept while
-these are generated, and stored when it is known which of them stay. Tokens are those of a plain engine (see
-connector.WithoutDrafts). The states of one pass are the ones that the response was sampled from: of the prompt
-from the prefill, of the response from decode steps, where a harvest computes all of them in prefill. The kernels round
-differently, in bf16 about as much as two batches of one kernel do.
-
-What capturing costs on the device: the captured boundaries of every token in flight lie beside its KV cache, so fewer
-requests fit. On the host: the rows of all texts between two calls of `store`.
+A `CapturingEngine` reads finished texts as prompts and keeps the states of every request with a name, until `store`
+gives them their shards. What capturing costs on the device: the captured boundaries of every token in flight lie beside
+its KV cache, so fewer requests fit. On the host: the rows of all texts between two calls of `store`.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,8 +106,7 @@ class Engine:
 
 
 class CapturingEngine(Engine):
-    """Keeps the states of named requests, and stores them once their shards are known: a worker of
-    `drafthead.engine.running` for shards of finished texts."""
+    """Keeps the states of named requests, and stores them: a worker of `drafthead.engine.running` for shards."""
 
     def make(self, job: Any, bar: tqdm) -> None:
         """Read the texts of a shard (`generation.shards.ShardJob`) as prompts, and store their states."""
@@ -143,27 +135,20 @@ class CapturingEngine(Engine):
 
 
 @contextmanager
-def capturing_engine(recipe: Recipe, spec: TargetSpec, seeded: bool = False) -> Iterator[CapturingEngine]:
+def capturing_engine(recipe: Recipe, spec: TargetSpec) -> Iterator[CapturingEngine]:
     """The recipe's target in an engine that captures states, which is gone when the block ends.
 
     Args:
         recipe: target, engine, head and states sections are used.
         spec: of the target.
-        seeded: responses will be sampled, with seeds of their own.
     """
     options = {"enable_prefix_caching": False, "disable_log_stats": True, **capture_options(recipe, spec)}
-    # vLLM takes its model runner V2 on GPUs, unless the user says otherwise.
-    runs_v2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0" if on_cpu() else "1") == "1"
-    if seeded and runs_v2:
-        # No drafts at any batch size: CUDA graphs of decode steps are captured for one token of each request, not for
-        # two. V1 does not know this for captured states, and decodes without full graphs.
-        options["speculative_config"] |= {"num_speculative_tokens_per_batch_size": [(1, 1, 0)]}
     if not on_cpu():
         from vllm.platforms import current_platform  # asks NVML: CUDA is not initialised before the engine forks
 
         share = reserved_bytes(recipe, spec) / current_platform.get_device_total_memory()
         options["gpu_memory_utilization"] = recipe.engine.gpu_memory_utilization - share
-    with offline_engine(recipe, seeded=seeded, **options) as llm:
+    with offline_engine(recipe, **options) as llm:
         yield CapturingEngine(llm)
 
 
@@ -201,7 +186,6 @@ def capture_options(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
             },
         },
         "worker_extension_cls": f"{_CONNECTOR}.HarvestWorker",
-        "scheduler_cls": f"{_CONNECTOR}.WithoutDrafts",
         # A step scheduled ahead of the last one's outcome could run past the length up to which vLLM captures.
         "async_scheduling": False,
     }

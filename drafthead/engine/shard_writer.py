@@ -26,12 +26,7 @@ Text = tuple[str, list[int], bytes]
 
 
 class KeptRows(dict[str, list[Tensor]]):
-    """Rows of texts that have no shard yet, in host memory by the name of their request.
-
-    While an engine generates, neither the length of a response is known nor its shard, nor whether the recipe drops it.
-    The last token of a response is never fed to the target, so it has no row: zeros take its place. No drafter reads
-    that row, since no token follows it.
-    """
+    """Rows of texts that have no shard yet, in host memory by the name of their request."""
 
     def add(self, name: str, start: int, rows: Tensor) -> None:
         """Take over rows (n, C, H) of the tokens from `start` on; 0 begins a sequence anew."""
@@ -40,20 +35,18 @@ class KeptRows(dict[str, list[Tensor]]):
         self[name].append(rows)
 
     def take(self, name: str, num_tokens: int) -> Tensor:
-        """(T, C, H): the rows of a sequence of that many tokens, the last one zero; they are kept no longer.
+        """(T, C, H): the rows of a sequence of that many tokens; they are kept no longer.
 
         Raises:
             ValueError: other rows were captured than the sequence's.
         """
         rows = self.pop(name, [])
         found = sum(len(part) for part in rows)
-        if found not in (num_tokens - 1, num_tokens) or not rows:
+        if found != num_tokens:
             raise ValueError(
                 f"{name}: states of {found} tokens were captured for a sequence of {num_tokens}; this vLLM computes or "
-                "orders steps differently, set states.backend=transformers and states.one_pass=false"
+                "orders steps differently, set states.backend=transformers"
             )
-        if found < num_tokens:
-            rows.append(torch.zeros_like(rows[-1][:1]))
         return torch.cat(rows)
 
 

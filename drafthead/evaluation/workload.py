@@ -171,9 +171,6 @@ def head_of(recipe: Recipe, settings: MethodConfig) -> str | None:
     return str(recipe.head_dir) if settings.method == OWN else None
 
 
-_ASSUMED = "synthetic_acceptance_length"
-
-
 def speculative_config(recipe: Recipe, method: str, k: int | None = None) -> dict[str, Any] | None:
     """vLLM's speculative_config of a method by name, at K draft tokens; None for the baseline.
 
@@ -187,13 +184,10 @@ def speculative_config(recipe: Recipe, method: str, k: int | None = None) -> dic
     settings = method_of(recipe, method)
     head = head_of(recipe, settings)
     K = k or recipe.eval.draft_tokens_of(settings)[0]
-    extra = dict(settings.extra)
-    if assumed := extra.get(_ASSUMED):  # vLLM refuses more than K drafts and one token can give
-        extra[_ASSUMED] = min(assumed, K + 1)
     if head is None or settings.head:
         drafting = {"model": head} if head else _DEFAULTS[settings.method]
-        return {"method": settings.method, **drafting, "num_speculative_tokens": K, **extra}
-    return drafter_of(recipe.head).vllm.speculative_config(head, K) | extra
+        return {"method": settings.method, **drafting, "num_speculative_tokens": K, **settings.extra}
+    return drafter_of(recipe.head).vllm.speculative_config(head, K) | settings.extra
 
 
 # What a measurement is made from, and the refusal of heads that do not belong to it.

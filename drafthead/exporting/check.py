@@ -19,25 +19,23 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from drafthead import artifacts
 from drafthead.config import Recipe
-from drafthead.config.evaluation import SEED
 from drafthead.data import store as state_store
 from drafthead.data.packing import pack, whole
 from drafthead.data.responses import loops
 from drafthead.data.store import StateStore
 from drafthead.drafters.base import DraftShape, frozen_copy
 from drafthead.drafters.registry import drafter_of
-from drafthead.drafters.replay import Acceptance, empty_acceptance, expected, last_response, match_text, replay
+from drafthead.drafters.replay import Acceptance, empty_acceptance, last_response, match_text, replay
 from drafthead.drafters.trained import Checkpoint
 from drafthead.drafters.vllm import check_config
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.engine.generate import Engine, GenerationRequest
 from drafthead.engine.offline import offline_engine
 from drafthead.statistics import few
-from drafthead.target.pieces import SCORED_ROWS, compute_dtype, frozen_target, load_pieces
+from drafthead.target.pieces import compute_dtype, load_pieces
 from drafthead.target.spec import recipe_spec, target_names
 
 TOLERANCE = 0.05  # of the acceptance length, relative, over responses that came out as stored
@@ -119,14 +117,13 @@ def check_serving(recipe: Recipe, directory: Path, source: Checkpoint, shape: Dr
 
 
 def choose_documents(
-    store: StateStore, recipe: Recipe, prompts: int = PROMPTS, tokens: int = TOKENS, *, drop_loops: bool = True
+    store: StateStore, recipe: Recipe, prompts: int = PROMPTS, tokens: int = TOKENS
 ) -> tuple[list[Document], int]:
     """T = 0 responses of the target: the first ones of the validation split that the engine has room for and that do
     not loop, at least one and at most so many prompts and tokens; and how many loop, left out as in training and
     evaluation.
 
-    Where all of them loop they are taken after all: whether an engine serves what was trained shows on them too. Of
-    sampled responses none is left out (`drop_loops`): the engine's to the same prompts are others, and loop as often.
+    Where all of them loop they are taken after all: whether an engine serves what was trained shows on them too.
     """
     fitting = []
     for index in range(len(store)):
@@ -139,7 +136,7 @@ def choose_documents(
             f"no validation response fits engine.max_model_len {recipe.engine.max_model_len}; raise it, or export with "
             "--no-serve-check"
         )
-    straight = [document for document in fitting if not (drop_loops and loops(document.response_ids))] or fitting
+    straight = [document for document in fitting if not loops(document.response_ids)] or fitting
     totals = list(accumulate(len(document.prompt_ids) + len(document.response_ids) for document in straight))
     return straight[: max(1, min(prompts, bisect_right(totals, tokens)))], len(fitting) - len(straight)
 
@@ -161,54 +158,9 @@ def replayed_rounds(
     return found
 
 
-@torch.no_grad()
-def expected_rounds(
-    recipe: Recipe, store: StateStore, documents: list[Document], weights: dict[str, Tensor], shape: DraftShape,
-    temperature: float,
-) -> tuple[list[Acceptance], list[Acceptance]]:  # fmt: skip
-    """Drafting rounds that an engine is expected to run above temperature 0 (drafters.replay), in float32.
-
-    Args:
-        store: of responses that the target sampled at this temperature, continued past their stop.
-        documents: of it.
-        temperature: of the target, and of drafts that are sampled.
-
-    Returns:
-        Of every response with greedy drafts, vLLM's default, and with drafts sampled from the head's distribution.
-    """
-    model, drafter = frozen_copy(shape, weights, _CPU, torch.float32), drafter_of(shape.head)
-    pieces = load_pieces(recipe.target_path, recipe.target.revision)
-    target_ids, K = DraftVocabulary(weights["d2t"], weights["t2d"]).target_ids, recipe.eval.num_draft_tokens
-    target, lm_head = frozen_target(pieces, target_ids, _CPU, torch.float32), pieces.lm_head.float()
-    draft_ids = torch.full((pieces.spec.vocab_size,), -1).index_copy_(0, target_ids, torch.arange(len(target_ids)))
-    found: tuple[list[Acceptance], list[Acceptance]] = ([], [])
-    for document in documents:
-        batch = pack(store, [whole(document.index, store.tokens(document.index)[1], drafter)], drafter)
-        batch = batch.to(_CPU, torch.float32)
-        normed = target.normed(batch.last_hidden) / temperature
-        lse = torch.cat([(part @ lm_head.T).logsumexp(-1) for part in normed.split(SCORED_ROWS)])  # (Q,)
-        p = (normed @ target.head_rows.T - lse[:, None]).exp()  # (Q, D)
-        rows = model.head_rows(batch, target.embeddings, K)
-        chance, given = torch.zeros(2, 2, K, len(batch.row_ids))  # greedy drafts, sampled ones
-        for k, states in enumerate(rows.states.split(rows.counts)):
-            # Draft k of row t is for x[t + 2 + k], which the target's row t + 1 + k predicts.
-            met, token = torch.roll(batch.of_row, -1 - k), draft_ids[torch.roll(batch.row_ids, -2 - k)]
-            known = (met >= 0) & (torch.arange(len(met)) < len(met) - 2 - k)
-            p_k = p[met.clamp_min(0)]  # (R, D)
-            logits = states @ model.head_weight.T / temperature
-            for i, q in enumerate((one_hot(logits.argmax(-1), len(target_ids)), logits.softmax(-1))):
-                chance[i, k] = torch.minimum(p_k, q).sum(-1) * known
-                both = torch.stack([q, p_k]).gather(-1, token.clamp_min(0).expand(2, -1)[..., None])[..., 0]
-                given[i, k] = (both[0] / both[1]).nan_to_num(0.0).clamp_max(1) * known * (token >= 0)
-        for own, chances, followed in zip(found, chance, given, strict=True):
-            own.append(expected(chances, followed, batch.loss_mask, recipe.eval.max_tokens))
-    return found
-
-
 def serve_documents(
-    recipe: Recipe, directory: Path, documents: list[Document], check: Callable[[dict[str, Any]], None] | None = None,
-    *, temperature: float = 0.0, sampled: bool = False,
-) -> list[tuple[list[int], Acceptance]]:  # fmt: skip
+    recipe: Recipe, directory: Path, documents: list[Document], check: Callable[[dict[str, Any]], None] | None = None
+) -> list[tuple[list[int], Acceptance]]:
     """Answer the prompts of validation documents in vLLM with the head of a directory.
 
     Args:
@@ -216,8 +168,6 @@ def serve_documents(
         directory: of the head.
         documents: whose prompts are answered.
         check: of config.json as the engine reads it.
-        temperature: of the responses; above 0 each prompt has a seed of its own, and eval.max_tokens.
-        sampled: drafts are sampled too (vLLM's draft_sample_method), which the speculators layout cannot say.
 
     Returns:
         Response ids and the engine's counters of every document.
@@ -225,18 +175,13 @@ def serve_documents(
     Raises:
         ValueError: vLLM cannot be imported, or the check fails.
     """
-    K, seeded = recipe.eval.num_draft_tokens, temperature > 0
+    K = recipe.eval.num_draft_tokens
     requests = [GenerationRequest(d.prompt_ids, len(d.response_ids), 0.0, None) for d in documents]
-    if seeded:
-        limit = recipe.eval.max_tokens
-        requests = [GenerationRequest(d.prompt_ids, limit, temperature, SEED + i) for i, d in enumerate(documents)]
     # A head of the speculators layout is started as users will: by its own directory, which names the target.
     options: dict[str, Any] = {"model": str(directory)}
     if recipe.export.format == "vllm":
-        drafts = {"draft_sample_method": "probabilistic"} if sampled else {}
-        options = {"speculative_config": drafter_of(recipe.head).vllm.speculative_config(directory, K) | drafts}
-    options |= {"seeded": seeded, "per_request_spec_decode_metrics": "summary"}
-    with offline_engine(recipe, **options) as llm:
+        options = {"speculative_config": drafter_of(recipe.head).vllm.speculative_config(directory, K)}
+    with offline_engine(recipe, **options, per_request_spec_decode_metrics="summary") as llm:
         if check is not None:
             running = llm.llm_engine.vllm_config.speculative_config
             assert running is not None

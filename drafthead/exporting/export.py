@@ -10,24 +10,20 @@ whose export failed or was killed finds no config.json.
 import logging
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from drafthead import artifacts
 from drafthead.artifacts import read_json
 from drafthead.config import Recipe
-from drafthead.config.evaluation import OWN, UNTRAINED, MethodConfig
 from drafthead.data.prompts import noted_prompts, write_trained_on
-from drafthead.drafters.base import DraftShape, draft_shape, num_parameters
+from drafthead.drafters.base import DraftShape, num_parameters
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.trained import MODEL_FILE, Checkpoint, best_checkpoint, read_checkpoint
 from drafthead.drafters.vllm import check_config, check_tensors
-from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.engine.offline import on_cpu
 from drafthead.exporting.card import CARD
 from drafthead.exporting.check import check_serving
@@ -177,50 +173,6 @@ def _finish(directory: Path, counts: dict[str, Any]) -> None:
 
 def _predicted_on(source: Checkpoint) -> dict[str, Any] | None:
     """Responses that acceptance was predicted on, whether all of them loop, and how many tokens of each were replayed;
-    None for a head that was imported, or trained before it was noted."""
+    None for a head that was imported."""
     found = {key: source.state.get(key) for key in ("prompts", "looping")}
     return {**found, "tokens": source.run["max_tokens"]} if found["prompts"] else None
-
-
-def untrained_recipe(recipe: Recipe, lengths: Sequence[float]) -> Recipe:
-    """The recipe under a name of its own, so that its head and results lie beside the real ones; same prompts.
-
-    On a GPU vLLM accepts its drafts at the middle of the assumed lengths.
-    """
-    if torch.cuda.is_available():
-        drafts = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": sum(lengths) / len(lengths)}
-        own = next((m for m in recipe.eval.methods if m.name == OWN), MethodConfig(name=OWN, method=OWN))
-        own = own.model_copy(update={"extra": own.extra | drafts})
-        recipe = recipe.changed("eval", methods=(own, *(m for m in recipe.eval.methods if m.name != OWN)))
-    return recipe.model_copy(update={"name": recipe.name + UNTRAINED, "data": recipe.data or recipe.name})
-
-
-def write_untrained(recipe: Recipe) -> Path:
-    """Write a head of the recipe's shape that was never trained to the recipe's head directory; returns that.
-
-    Every step of it takes the same time as with trained weights, so its step times price a head that does not exist
-    yet. Its drafts are worth nothing.
-
-    Raises:
-        ArtifactError: the directory holds another head.
-        ValueError: the draft vocabulary's size is not known before there are responses.
-    """
-    if recipe.head.coverage is not None:
-        raise ValueError("head.coverage needs responses to choose a size: for a plan give head.draft_vocab_size")
-    spec = recipe_spec(recipe)
-    identity = {
-        "target": target_identity(recipe, spec),
-        "aux_layer_ids": list(recipe.target.aux_layer_ids),
-        "head": recipe.head.model_dump(mode="json"),
-        "untrained": True,
-    }
-    if artifacts.begin(recipe.head_dir, KIND, identity, alone=True):
-        return recipe.head_dir
-    shape = draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
-    torch.manual_seed(0)
-    weights = drafter_of(recipe.head).MODULE(shape).state_dict()
-    first = choose_vocabulary(torch.zeros(shape.vocab_size), shape.head.draft_vocab_size, torch.zeros(0).long())
-    tensors = {**weights, "d2t": first.d2t, "t2d": first.t2d}
-    write_head(recipe.changed("export", format="vllm"), recipe.head_dir, tensors, shape, recipe.target.aux_layer_ids)
-    artifacts.finish(recipe.head_dir, {"parameters": num_parameters(shape)})
-    return recipe.head_dir

@@ -2,8 +2,7 @@
 
 A sequence is prompt, response and continuation; the loss mask marks the response, and the prompt where it is learned
 (states.prompt_loss). The work is cut into shards (generation.shards), which one engine makes in this process, or many
-on a Ray cluster (engine.cluster). With states.one_pass the shards were captured while the target generated, and only
-what is missing is made.
+on a Ray cluster (engine.cluster).
 
 Online mode (states.spool_shards): the validation split is harvested into an ordinary store, then the spool of the
 training split is kept full until training has all it needs. Shards follow in the order in which training reads them,
@@ -41,7 +40,7 @@ from drafthead.engine.generate import capturing_engine
 from drafthead.engine.running import Runner, Task, Worker, run_here
 from drafthead.engine.shard_writer import ShardWriter
 from drafthead.files import foreign
-from drafthead.generation.shards import ShardJob, list_jobs, log_rate, move_captured, states_identity, to_do
+from drafthead.generation.shards import ShardJob, list_jobs, log_rate, states_identity, to_do
 from drafthead.progress import progress_bar, wait_until
 from drafthead.target.files import AGAIN, OTHER, pinned_revision
 from drafthead.target.pieces import TargetHead, compute_dtype
@@ -76,8 +75,6 @@ def harvest(recipe: Recipe, run: Runner = run_here) -> None:
         wait_until(partial(_ours, directory), f"another harvester of the spool, which makes {directory}")
     unfinished = [split for split in SPLITS if not claim(recipe, spec, split)]
     jobs = {split: list_jobs(recipe, split) for split in unfinished if split == "validation" or not online}
-    for split in jobs if recipe.states.one_pass else ():
-        move_captured(recipe, spec, split, jobs[split])
     if missing := to_do([job for split in jobs for job in jobs[split]]):
         _check_lengths(recipe, missing)
         started = time.monotonic()

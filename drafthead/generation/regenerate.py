@@ -14,7 +14,6 @@ differ; the manifest has the date. Pre-tokenised prompts are read as they are: t
 drawn but is not in them.
 """
 
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -33,11 +32,11 @@ from drafthead.data.prompts import KIND as PROMPTS
 from drafthead.data.prompts import Prompt, read_prompts
 from drafthead.data.rendering import template_day
 from drafthead.data.responses import KIND, SPLITS, part_path, read_left_out, read_part, read_parts, write_part
-from drafthead.engine.generate import CapturingEngine, Engine, capturing_engine
+from drafthead.engine.generate import Engine
 from drafthead.engine.offline import offline_engine
 from drafthead.engine.running import Runner, Task, run_here
 from drafthead.generation.dialogue import DROPPED, FLAGS, REFUSALS, SplitRules, continuation, make_responses, turns_of
-from drafthead.generation.shards import captured_dir, claim_captured, cut_shards, log_rate
+from drafthead.generation.shards import log_rate
 from drafthead.target.spec import TargetSpec, recipe_spec, target_identity
 from drafthead.target.tokenizer import load_tokenizer
 
@@ -49,7 +48,7 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
     """Make the responses artifacts of both splits; finished parts are kept, and no engine starts when all are.
 
     Args:
-        recipe: target, engine, prompts, responses and states sections are used.
+        recipe: target, engine, prompts and responses sections are used.
         run: makes the parts.
 
     Raises:
@@ -82,11 +81,9 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
     for generated in (False, True):  # data without a response to learn from is refused before an engine starts
         splits = [split for split in unfinished if settings.regenerates(split) == generated]
         missing = [part for split in splits for part in list_parts(recipe, split) if not part.path.exists()]
-        for split in splits if missing and recipe.states.one_pass else ():
-            claim_captured(recipe, spec, split)
         if missing:
             started, doing = time.monotonic(), "regenerating" if generated else "keeping responses"
-            start = partial(part_worker, recipe, spec, generated)
+            start = partial(part_worker, recipe, generated)
             run(Task(start, recipe.engine.tensor_parallel_size, doing, "response"), missing)
             tokens = sum(len(response.response_ids) for part in missing for response in read_part(part.path))
             log_rate("generated" if generated else "kept", tokens, started)
@@ -137,15 +134,11 @@ def list_parts(recipe: Recipe, split: str) -> list[Part]:
 
 
 @contextmanager
-def part_worker(recipe: Recipe, spec: TargetSpec, generates: bool = True) -> Iterator["PartWorker"]:
-    """What makes parts: a running engine, which keeps states where the recipe says so, or none where nothing is
-    generated."""
+def part_worker(recipe: Recipe, generates: bool = True) -> Iterator["PartWorker"]:
+    """What makes parts: a running engine, or none where nothing is generated."""
     tokenizer = load_tokenizer(recipe, templated=True)
     if not generates:
         yield PartWorker(recipe, tokenizer)
-    elif recipe.states.one_pass:
-        with capturing_engine(recipe, spec, seeded=True) as engine:
-            yield PartWorker(recipe, tokenizer, engine)
     else:
         with offline_engine(recipe, seeded=True, disable_log_stats=True) as llm:
             yield PartWorker(recipe, tokenizer, Engine(llm))
@@ -156,26 +149,17 @@ class PartWorker:
 
     def __init__(self, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", engine: Engine | None = None):
         self._rules = {split: SplitRules(recipe, split, tokenizer) for split in SPLITS}
-        self._recipe, self.engine = recipe, engine
+        self._engine = engine
 
     def make(self, part: Part, bar: tqdm) -> None:
-        """Generate a part and write it; states that were captured with it follow in the background."""
-        engine = self.engine
-        if engine is not None:
-            engine.reset_cache()
-        responses, left_out = make_responses(self._rules[part.split], engine, part.prompts, bar)
-        staged = captured_dir(self._recipe, part.split) / part.path.stem
-        shutil.rmtree(staged, ignore_errors=True)  # of other responses to the same prompts
+        """Generate a part and write it."""
+        if self._engine is not None:
+            self._engine.reset_cache()
+        responses, left_out = make_responses(self._rules[part.split], self._engine, part.prompts, bar)
         write_part(part.path, responses, left_out)
-        if isinstance(engine, CapturingEngine):
-            states = self._recipe.states
-            jobs = cut_shards(staged, [responses], states.sequences_per_shard, states.learned_share(part.split))
-            engine.store([(job.path, job.texts()) for job in jobs])
 
     def finish(self) -> None:
-        """Wait until everything is on disk."""
-        if isinstance(self.engine, CapturingEngine):
-            self.engine.finish()
+        """Nothing is written in the background."""
 
 
 def finish_split(directory: Path) -> None:

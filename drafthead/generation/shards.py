@@ -3,38 +3,26 @@
 A shard is computed alone, so that its bytes depend on its inputs and not on what ran before it or on which worker ran
 it. Resuming, retrying and spreading over processes and nodes are therefore the same thing: make the shards that are
 missing. That gives up prefix caching between shards and a full batch at each shard's end.
-
-With states.one_pass the states are captured while the target generates. A store is made from finished responses, and
-its manifest names them; so the shards of a part are written to a staging directory of that part, and move into the
-store once the responses are finished. A part is written before its shards, and after shards of an earlier part of its
-name are gone. Whatever a kill leaves without states is found missing by the harvest, which reads those texts once more.
 """
 
-import errno
 import logging
-import os
-import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from drafthead.artifacts import IDENTITY, begin
 from drafthead.config import Recipe
 from drafthead.data.responses import Response, ResponseRows, loss_mask, read_parts
 from drafthead.data.shard import open_checked, shard_path
 from drafthead.engine.running import unwritten
 from drafthead.engine.shard_writer import Text
-from drafthead.files import atomic_path, remove_aside
 from drafthead.progress import progress_bar
 from drafthead.target.spec import TargetSpec, target_identity
 
 logger = logging.getLogger(__name__)
-CAPTURED = "captured states"
 
 
 @dataclass(frozen=True)
@@ -80,19 +68,13 @@ class ShardJob:
 
 def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:
     """The shards of a split, in order."""
-    parts = list(read_parts(recipe.responses_dir(split)).values())
-    # Captured while they are generated, shards end where a part ends: parts are generated independently.
-    groups = parts if recipe.states.one_pass else [ResponseRows([piece for part in parts for piece in part.pieces])]
+    parts = read_parts(recipe.responses_dir(split)).values()
+    rows = ResponseRows([piece for part in parts for piece in part.pieces])
     size, learned = recipe.states.sequences_per_shard, recipe.states.learned_share(split)
-    return cut_shards(recipe.states_dir(split), groups, size, learned)
-
-
-def cut_shards(
-    directory: Path, groups: Sequence[Sequence[Response] | ResponseRows], size: int, learned_share: float = 0
-) -> list[ShardJob]:
-    """Shards of at most `size` sequences, none of which has sequences of two groups."""
-    slices = [group[start : start + size] for group in groups for start in range(0, len(group), size)]
-    return [ShardJob(shard_path(directory, i), responses, learned_share) for i, responses in enumerate(slices)]
+    return [
+        ShardJob(shard_path(recipe.states_dir(split), i), rows[start : start + size], learned)
+        for i, start in enumerate(range(0, len(rows), size))
+    ]
 
 
 def to_do(jobs: Sequence[ShardJob]) -> list[ShardJob]:
@@ -129,58 +111,5 @@ def states_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
         **recipe.target.model_dump(include={"dtype", "aux_layer_ids"}),
         "num_layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
-        **recipe.states.model_dump(include={"backend", "format", "sequences_per_shard"}),
-        **{name: value for name in ("one_pass", "prompt_loss") if (value := getattr(recipe.states, name))},
+        **recipe.states.model_dump(include={"backend", "format", "sequences_per_shard", "prompt_loss"}),
     }
-
-
-def captured_dir(recipe: Recipe, split: str) -> Path:
-    """The staging directory of a split's captured shards, with a folder for each part."""
-    return recipe.directory("data", recipe.data or recipe.name, "one-pass", split)
-
-
-def claim_captured(recipe: Recipe, spec: TargetSpec, split: str) -> None:
-    """Check that captured shards in the staging directory, if any, were captured in the same way.
-
-    Raises:
-        ArtifactError: they are of another target, other aux layers or another format.
-    """
-    begin(captured_dir(recipe, split), CAPTURED, states_identity(recipe, spec))
-
-
-def move_captured(recipe: Recipe, spec: TargetSpec, split: str, jobs: Sequence[ShardJob]) -> None:
-    """Give captured shards their names in the store.
-
-    Args:
-        recipe: with states.one_pass.
-        spec: of the target.
-        split: whose responses are finished.
-        jobs: the shards of its store.
-
-    Raises:
-        ArtifactError: shards were captured otherwise.
-    """
-    directory = captured_dir(recipe, split)
-    if not directory.exists():
-        return
-    claim_captured(recipe, spec, split)
-    parts = read_parts(recipe.responses_dir(split))
-    size = recipe.states.sequences_per_shard
-    captured = [job for name, part in parts.items() for job in cut_shards(directory / name, [part], size)]
-    for source, job in zip(captured, jobs, strict=True):
-        if source.path.exists() and not job.path.exists():
-            _move(source.path, job.path)
-    for inside in sorted(directory.iterdir(), key=lambda path: path.name == IDENTITY):  # the claim last
-        remove_aside(inside)
-    with suppress(OSError):  # a link, or a network disk that keeps names of open files
-        directory.rmdir()
-
-
-def _move(source: Path, path: Path) -> None:
-    try:
-        os.replace(source, path)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        with atomic_path(path, needed=source.stat().st_size) as temporary:  # the store is a link to another disk
-            shutil.copyfile(source, temporary)

@@ -200,11 +200,10 @@ def _sums(losses: Tensor, counts: tuple[int, ...]) -> Tensor:
 
 def _passes(objective: Objective, states: Tensor) -> ModuleType:
     """Where `prepare_target` and `score_rows` are taken from: Triton, or PyTorch for whatever it does not know."""
-    if states.is_cuda and states.dtype != torch.float64 and isinstance(objective, str) and find_spec("triton"):
+    if states.is_cuda and states.dtype != torch.float64 and objective == objectives.WRITTEN and find_spec("triton"):
         from drafthead.losses import kernels  # not at the top: imports Triton
 
-        if objective in kernels.WRITTEN:
-            return kernels
+        return kernels
     return objectives
 
 

@@ -1,7 +1,7 @@
 """The passes over logits as Triton kernels for CUDA, one program a row.
 
-The same two functions as in `drafthead.losses.objectives`, for the objectives in `WRITTEN`. Importing this module
-imports Triton; `drafthead.losses.fused` does so only for tensors on CUDA.
+The same two functions as in `drafthead.losses.objectives`, for `WRITTEN`, forward KL. Importing this module imports
+Triton; `drafthead.losses.fused` does so only for tensors on CUDA.
 
 Symbols as in `drafthead.losses.objectives`; R draft rows, C teacher tokens, D draft vocabulary.
 """
@@ -11,9 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from drafthead.losses.objectives import LK_RATE, RowLoss, TargetRows
+from drafthead.losses.objectives import WRITTEN, RowLoss, TargetRows
 
-WRITTEN = ("forward_kl", "total_variation", "lk_hybrid")
 # Elements of a row at a time, and warps of a program: 16 elements a thread, no register spilled. Fixed and not tuned by
 # timing: another choice sums in another order, and ranks or a resumed run could differ. It gives up a few per cent.
 BLOCK, WARPS = 4096, 8
@@ -53,30 +52,23 @@ def score_kernel(
     logits,  # (R, D) float32
     grad,  # (R, D) any type, out; may be logits
     target_r,  # (C, D)
-    target_mass,  # (C, 1)
     target_negentropy,  # (C,)
     met,  # (R,) teacher token of each row
     scale,  # (R,)
     loss_out,  # (R,)
     best_out,  # (R,)
     size,  # D
-    OBJECTIVE: tl.constexpr,
     NEEDS_GRAD: tl.constexpr,
-    LK_RATE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # The loss, gradient and prediction of one row, in up to three passes over it. The first finds the peak, the
-    # softmax's sum and the argmax; the second the sums that a gradient needs beforehand (forward KL's does not); the
-    # third writes the gradient. Only the first reads device memory, the others find the row in cache.
+    # The loss, gradient and prediction of one row, in two passes over it. The first finds the peak, the softmax's sum,
+    # the argmax and the loss; the second writes the gradient, and finds the row in cache.
     row = tl.program_id(0).to(tl.int64)
     token = tl.load(met + row).to(tl.int64)
     logits += row * size
     grad += row * size
     target_r += token * size
-    mass = tl.load(target_mass + token)
     lanes = tl.arange(0, BLOCK)
-    HAS_KL: tl.constexpr = OBJECTIVE != "total_variation"
-    HAS_TV: tl.constexpr = OBJECTIVE != "forward_kl"
 
     # Softmax online: the sum so far is rescaled whenever the peak rises.
     peak = float("-inf")
@@ -91,34 +83,12 @@ def score_kernel(
         higher = tl.maximum(peak, block_peak)
         total = total * tl.exp(peak - higher) + tl.sum(tl.exp(z - higher), 0)
         peak = higher
-        if HAS_KL:
-            r = tl.load(target_r + start + lanes, mask=inside, other=0.0)
-            cross_parts += tl.where(inside, r * z, 0.0)
+        r = tl.load(target_r + start + lanes, mask=inside, other=0.0)
+        cross_parts += tl.where(inside, r * z, 0.0)
     log_total = tl.log(total)
     tl.store(best_out + row, best)
 
-    # The sums over the row: of min(p, q), and of q where q < p.
-    accepted_parts = tl.zeros((BLOCK,), tl.float32)
-    gaining_parts = tl.zeros((BLOCK,), tl.float32)
-    if HAS_TV:
-        for start in range(0, size, BLOCK):
-            inside = start + lanes < size
-            z = tl.load(logits + start + lanes, mask=inside, other=float("-inf"))
-            r = tl.load(target_r + start + lanes, mask=inside, other=0.0)
-            q = tl.exp(z - peak - log_total)
-            accepted_parts += tl.minimum(mass * r, q)
-            gaining_parts += tl.where(q < mass * r, q, 0.0)
-    accepted = tl.sum(accepted_parts, 0)
-    gaining = tl.sum(gaining_parts, 0)
-    loss = 1 - accepted
-    weight = 0.0
-    if HAS_KL:
-        forward = tl.load(target_negentropy + token) - tl.sum(cross_parts, 0) + peak + log_total
-        loss = forward
-        if HAS_TV:
-            weight = tl.exp(-LK_RATE * accepted)
-            loss = weight * forward + (1 - weight) * (1 - accepted)
-    tl.store(loss_out + row, loss)
+    tl.store(loss_out + row, tl.load(target_negentropy + token) - tl.sum(cross_parts, 0) + peak + log_total)
 
     if NEEDS_GRAD:
         row_scale = tl.load(scale + row)
@@ -127,14 +97,12 @@ def score_kernel(
             z = tl.load(logits + start + lanes, mask=inside, other=float("-inf"))
             r = tl.load(target_r + start + lanes, mask=inside, other=0.0)
             q = tl.exp(z - peak - log_total)
-            slope = q - r
-            if HAS_TV:
-                slope = weight * slope + (1 - weight) * q * (gaining - tl.where(q < mass * r, 1.0, 0.0))
-            tl.store(grad + start + lanes, slope * row_scale, mask=inside)
+            tl.store(grad + start + lanes, (q - r) * row_scale, mask=inside)
 
 
 def prepare_target(objective: str, logits: Tensor, lse: Tensor, block: int = BLOCK) -> TargetRows:
     """As `drafthead.losses.objectives.prepare_target`, for contiguous float32."""
+    assert objective == WRITTEN
     mass, negentropy = lse.new_empty(len(lse), 1), torch.empty_like(lse)
     target_kernel[(len(logits),)](logits, lse, mass, negentropy, logits.shape[1], BLOCK=block, num_warps=WARPS)
     return TargetRows(logits, mass, negentropy)
@@ -153,7 +121,7 @@ def score_rows(
     loss, best = torch.empty_like(scale), torch.empty_like(met)
     out = logits if grad is None else grad
     score_kernel[(len(logits),)](
-        logits, out, *target, met, scale, loss, best, logits.shape[1],
-        objective, grad is not None, LK_RATE, BLOCK=block, num_warps=WARPS,
+        logits, out, target.values, target.negentropy, met, scale, loss, best, logits.shape[1],
+        grad is not None, BLOCK=block, num_warps=WARPS,
     )  # fmt: skip
     return RowLoss(loss, best)

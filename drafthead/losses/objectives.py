@@ -6,19 +6,16 @@ which the caller has done; r = p / sum(p) the target's renormalised; a = sum_d m
 rejection sampling accepts a draft drawn from q.
 
     forward_kl         KL(r || q)                     covers all of the target's mass
-    reverse_kl         KL(q || r)                     concentrates on the target's modes
     total_variation    1 - a                          the acceptance itself; no gradient where p and q are disjoint
     lk_hybrid          w KL(r || q) + (1 - w)(1 - a)  w = exp(-3 a), held constant (arXiv 2602.23881)
-    greedy_acceptance  1 - sum_d softmax(z / tau)_d p_d
     cross_entropy      -log q at the draft token with the largest p, the label of greedy text
 
-greedy_acceptance is matched to vLLM's default, which drafts argmax(q) and accepts it with probability p[argmax q];
-total_variation to drafts that are sampled from q (draft_sample_method: probabilistic), accepted with probability a.
-argmax has no gradient; its stand-in is the softmax at tau = 0.5, sharper than q.
+total_variation is matched to drafts that are sampled from q (draft_sample_method: probabilistic), accepted with
+probability a.
 
 Any objective, and any mixture of them, is differentiated by autograd, a block of rows at a time. A gradient written
-down takes 40 to 70 % of the time: the default's stands below, `drafthead.losses.kernels` has
-those of forward_kl, total_variation and lk_hybrid for CUDA. Both are optional; tests hold them to the function.
+down takes 40 to 70 % of the time: that of forward_kl, the default, stands below, and in `drafthead.losses.kernels` for
+CUDA. Both are optional; tests hold them to the function.
 
 Shapes: B rows of a block, C teacher tokens and R draft rows of a chunk, D draft vocabulary.
 """
@@ -32,7 +29,6 @@ import torch
 from torch import Tensor
 
 LK_RATE = 3.0
-GREEDY_TAU = 0.5
 # Of a float32 tensor: 1 MiB stays in the caches of a CPU's cores; on a GPU 64 MiB make launches short beside the work.
 BLOCK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
 
@@ -64,11 +60,6 @@ def forward_kl(z: Tensor, target: Target) -> Tensor:
     return (target.r * (target.log_r - z.log_softmax(-1))).sum(-1)
 
 
-def reverse_kl(z: Tensor, target: Target) -> Tensor:
-    log_q = z.log_softmax(-1)
-    return (log_q.exp() * (log_q - target.log_r)).sum(-1)
-
-
 def total_variation(z: Tensor, target: Target) -> Tensor:
     return 1 - torch.minimum(target.p, z.softmax(-1)).sum(-1)
 
@@ -79,21 +70,16 @@ def lk_hybrid(z: Tensor, target: Target) -> Tensor:
     return weight * forward_kl(z, target) + (1 - weight) * rejected
 
 
-def greedy_acceptance(z: Tensor, target: Target) -> Tensor:
-    return 1 - ((z / GREEDY_TAU).softmax(-1) * target.p).sum(-1)
-
-
 def cross_entropy(z: Tensor, target: Target) -> Tensor:
     return -z.log_softmax(-1).gather(-1, target.log_r.argmax(-1, keepdim=True))[:, 0]
 
 
 # From logits (B, D), float32 or wider, and the target to the loss of each row (B,), differentiable in the logits.
 LossFunction = Callable[[Tensor, Target], Tensor]
-WRITTEN = "forward_kl"  # the one whose gradient is written down here
+WRITTEN = "forward_kl"  # the one whose gradient is written down, here and as Triton kernels
 Objective = str | Mapping[Any, float]  # a name, or the coefficients of a mixture of named ones
 OBJECTIVES: dict[str, LossFunction] = {
-    function.__name__: function
-    for function in (forward_kl, reverse_kl, total_variation, lk_hybrid, greedy_acceptance, cross_entropy)
+    function.__name__: function for function in (forward_kl, total_variation, lk_hybrid, cross_entropy)
 }
 
 
@@ -107,7 +93,7 @@ def loss_function(objective: Objective) -> LossFunction:
 def reads_mass(objective: Objective) -> bool:
     """Whether it depends on how much of the target's mass the draft tokens have; the others renormalise it."""
     names = [objective] if isinstance(objective, str) else objective
-    return not {"forward_kl", "reverse_kl", "cross_entropy"}.issuperset(names)
+    return not {"forward_kl", "cross_entropy"}.issuperset(names)
 
 
 class TargetRows(NamedTuple):

@@ -21,7 +21,7 @@ from drafthead.generation.regenerate import list_parts
 from drafthead.planning import DEFAULT_PROMPTS, Assumed, StagePlan, size_text
 from drafthead.planning.memory import EngineMemory, refusal, training_memory
 from drafthead.target.pieces import compute_dtype
-from drafthead.target.spec import TargetSpec, captured_ids, recipe_spec
+from drafthead.target.spec import TargetSpec, recipe_spec
 from drafthead.training.accelerator import accumulation_steps
 
 _RESPONSE_BYTES = 8  # of a token in responses: its id and its text, before Parquet packs them
@@ -171,11 +171,6 @@ class _Planner:
         if on_disk > free:
             halves = "" if recipe.states.format == "fp8" else "states.format=fp8 halves, "
             notes.append(f"{place}: {size_text(free)} free; {halves}states.spool_shards=32 bounds it")
-        if recipe.states.one_pass:
-            boundaries = len(captured_ids(self.spec, recipe.target.aux_layer_ids))
-            rows = train.tokens // train.sequences * recipe.responses.prompts_per_part * boundaries
-            host = size_text(rows * self.spec.hidden_size * compute_dtype(self.spec, recipe.target.dtype).itemsize)
-            notes.append(f"states.one_pass: part of regenerate, {host} of host memory (responses.prompts_per_part)")
         memory = engine.weight_bytes + engine.request_bytes
         return StagePlan("harvest", f"{tokens:,} tokens", tokens, gpus, memory, on_disk, gpus // engine.gpus, notes)
 

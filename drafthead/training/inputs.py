@@ -30,7 +30,7 @@ from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary, si
 from drafthead.progress import wait_until
 from drafthead.target.spec import TargetSpec, recipe_spec, target_identity, target_names
 from drafthead.target.tokenizer import special_tokens
-from drafthead.training.rejection import rejection_of
+from drafthead.training.rejection import stops_at_rejection
 
 _HARVEST = "python data_gen/harvest.py RECIPE"
 _RECORD = "started_from"
@@ -80,14 +80,14 @@ def open_inputs(recipe: Recipe) -> Inputs:
             "target": target, "aux_layer_ids": list(recipe.target.aux_layer_ids), "format": recipe.states.format,
             "dtype": recipe.target.dtype, "prompt_loss": recipe.states.prompt_loss,
         }  # fmt: skip
-        found = {"prompt_loss": 0, **{name: made[name] for name in wanted if name in made}, "target": found_target}
+        found = {**{name: made[name] for name in wanted}, "target": found_target}
         _check_fits(recipe.states_dir(split), found, wanted)
     identity = {
         "states": {"train": train_reference, "validation": validation_reference},
         "target": target_identity(recipe, spec),
         "aux_layer_ids": list(recipe.target.aux_layer_ids),
         "head": recipe.head.model_dump(mode="json"),
-        "train": recipe.train.model_copy(update={"rejection": rejection_of(recipe)}).model_dump(mode="json"),
+        "train": recipe.train.model_copy(update={"rejection": stops_at_rejection(recipe)}).model_dump(mode="json"),
         "num_draft_tokens": recipe.eval.num_draft_tokens,
         "max_tokens": recipe.eval.max_tokens,
         **(_start_identity(recipe, start) if start else {}),
@@ -132,10 +132,9 @@ def survey(
     budget: int,
     drafter: Drafter,
     categories: Mapping[str, str] | None = None,
-    thin: bool = True,
     draws: int = 1,
 ) -> Survey:
-    """Count tokens and cut windows (`thin` as for `cut`, in each of so many draws); states are not read.
+    """Count tokens and cut windows, for each of so many draws; states are not read.
     `categories` are by prompt id."""
     by_category: dict[str, Tensor] = {}
     generated, seen = torch.zeros(vocab_size, dtype=torch.long), torch.zeros(vocab_size, dtype=torch.long)
@@ -154,7 +153,7 @@ def survey(
             counted.append((by_category.setdefault(category, torch.zeros_like(generated)), generated_ids))
         for counts, ids in counted:  # in place: a histogram per document would cost more than everything else here
             counts.index_add_(0, ids, torch.ones_like(ids))
-        found = [window for draw in range(draws) for window in cut(i, mask, budget, drafter, thin, draw)]
+        found = [window for draw in range(draws) for window in cut(i, mask, budget, drafter, draw)]
         silent += not found
         windows += found
     return Survey(generated, seen, windows, silent, by_category)

@@ -22,7 +22,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from drafthead import artifacts, locks
 from drafthead.config import Recipe
-from drafthead.config.train import RejectionConfig
 from drafthead.data.packing import Window, pack, plan_epoch, plan_stream, whole
 from drafthead.data.prompts import noted_prompts, write_trained_on
 from drafthead.data.responses import loops, read_categories
@@ -45,7 +44,7 @@ from drafthead.training.feed import Feed, Prefetch, SpoolFeed
 from drafthead.training.inputs import Inputs, Survey, draft_vocabulary, open_inputs, survey
 from drafthead.training.metrics import MetricsLog, StepMetrics, Validation, peak_memory_gib, start_tracker
 from drafthead.training.optimizer import build_optimizer, gradient_norm, schedule
-from drafthead.training.rejection import rejection_loss, rejection_of
+from drafthead.training.rejection import rejection_loss, stops_at_rejection
 
 logger = logging.getLogger(__name__)
 
@@ -108,13 +107,12 @@ class LossModule(nn.Module):
         self,
         draft: DraftModule,
         objective: Any = "forward_kl",
-        rejection: RejectionConfig | None = None,
+        rejection: bool = False,
         temperature: float = 1.0,
     ):
         super().__init__()
         self.draft, self.objective, self.rejection, self.temperature = draft, objective, rejection, temperature
-        own = rejection.objective if rejection else None
-        self.reads_mass = reads_mass(objective) or (own is not None and reads_mass(own))
+        self.reads_mass = reads_mass(objective)
 
     def forward(self, batch: PackedBatch, target: FrozenTarget, scale: Tensor) -> HeadLoss:
         """Loss over the scored rows of a batch.
@@ -132,11 +130,11 @@ class LossModule(nn.Module):
             # Logits divided by T are those of states divided by T, the target's and the draft's.
             normed, served = normed / T, replace(rows, states=rows.states / T)
         teacher = Teacher(normed, target.head_rows, lse)
-        if self.rejection is None:
+        if not self.rejection:
             scored = head_loss(served, self.draft.head_weight, teacher, scale, self.objective)
         else:
             weight, ids = self.draft.head_weight, target.target_ids
-            scored = rejection_loss(served, weight, teacher, scale, self.objective, self.rejection, batch, ids)
+            scored = rejection_loss(served, weight, teacher, scale, self.objective, batch, ids)
         give_back(rows.states)
         # No objective shows every lse that is not finite, and some lose it in a minimum; these sums end the run.
         scored = scored._replace(position_sums=scored.position_sums + 0 * batch.lse.sum())
@@ -169,18 +167,14 @@ class Trainer:
         self.recipe, self.inputs, self.config = recipe, inputs, recipe.train
         self.drafter = drafter_of(recipe.head)
         config = self.config
-        rejection = rejection_of(recipe)
-        # Rounds are replayed over all rows; a root alone needs only its own.
-        self.thin = rejection is None or rejection.roots == "all"
         found = survey(
             inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, self.drafter,
-            read_categories(recipe.responses_dir("train")), self.thin,
-            config.epochs if self.thin and self.drafter.draws else 1,
+            read_categories(recipe.responses_dir("train")), config.epochs if self.drafter.draws else 1,
         )  # fmt: skip
         found.check_mask_token(recipe.head)
         pieces = load_pieces(recipe.target_path, recipe.target.revision)
         draft = self._new_head(found, pieces)
-        module = LossModule(draft, config.objective, rejection, config.temperature)
+        module = LossModule(draft, config.objective, stops_at_rejection(recipe), config.temperature)
         self.accelerator = build_accelerator(config, module, str(recipe.run_dir))
         self.main, self.device = self.accelerator.is_main_process, self.accelerator.device
         self.dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
@@ -236,10 +230,8 @@ class Trainer:
     def _read(self, windows: list[Window]) -> PackedBatch:
         """A micro batch on the host; called by the thread that reads ahead."""
         device_type = self.device.type
-        jitter = (self.config.position_jitter, self.config.seed)
-        batch = pack(self.inputs.train, windows, self.drafter, pin=device_type == "cuda", thin=self.thin, jitter=jitter)
-        roots = self.drafter.computed_rows(batch.scored) if self.thin else ()
-        return batch.prepared(self.drafter.num_positions, device_type, roots)
+        batch = pack(self.inputs.train, windows, self.drafter, pin=device_type == "cuda")
+        return batch.prepared(self.drafter.num_positions, device_type, self.drafter.computed_rows(batch.scored))
 
     def group(self, step: int) -> list[list[Window]]:
         """The packed micro batches of an optimiser step, of all ranks."""
@@ -381,7 +373,7 @@ class Trainer:
             f"{len(train)} sequences in {sum(not w.draw for w in found.windows)} windows ({found.silent} without a "
             f"position to learn from); draft vocabulary {len(self.vocabulary.d2t)} of {self.inputs.spec.vocab_size} "
             f"covers {coverage(found.generated, self.vocabulary):.2%} of generated tokens; loss "
-            f"{'up to the first rejected draft' if rejection_of(self.recipe) else 'on all draft positions'}; "
+            f"{'up to the first rejected draft' if stops_at_rejection(self.recipe) else 'on all draft positions'}; "
             "acceptance is predicted on "
             f"{len(self.replayed)} of {len(validation)} validation responses (the others loop or are empty), the first "
             f"{self.recipe.eval.max_tokens} tokens of each"

@@ -7,7 +7,7 @@ one anywhere:
     <!-- not run: needs a GPU -->
     <!-- page not run: needs a GPU and the hub -->
 
-Everything else is run: by a test that RUN_BY names, or by tests/pipeline/test_documented_commands.py.
+Everything else is run: by another test (RUN_ELSEWHERE), or by tests/pipeline/test_documented_commands.py.
 """
 
 import re
@@ -20,31 +20,26 @@ from drafthead.config import REPO_ROOT
 
 PAGES = [REPO_ROOT / "README.md", REPO_ROOT / "CONTRIBUTING.md", *sorted((REPO_ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("python", "make", "accelerate", "pip", "vllm", "hf", "ray", "sbatch", "trtllm-serve", "docker", "git")
-_CHAIN = "tests/pipeline/conftest.py::tiny_run"
-_DATA = "tests/planning/test_stages.py::test_the_script_runs_neither_model_nor_harvest"
-_SCALE = "tests/generation/test_cluster.py"
-_PRESETS = "tests/pipeline/test_presets.py"
-# Script and flags -> the test that runs exactly them. `make check` and its like run the suite itself.
-RUN_BY = {
-    "data_gen/prompts.py": _CHAIN,
-    "data_gen/regenerate.py": _CHAIN,
-    "data_gen/regenerate.py --workers": f"{_SCALE}::test_two_engines_of_this_machine_make_the_same_responses",
-    "data_gen/harvest.py": _CHAIN,
-    "data_gen/harvest.py --dry-run": _DATA,
-    "data_gen/harvest.py --verify": _DATA,
-    "data_gen/harvest.py --cluster": f"{_SCALE}::test_a_ray_cluster_that_loses_a_worker_makes_the_same_store",
-    "data_gen/harvest.py --cluster --workers": f"{_SCALE}::test_a_ray_cluster_that_loses_a_worker_makes_the_same_store",
-    "train/eagle3.py": _CHAIN,
-    "export/head.py": _CHAIN,
-    "data_gen/adapt.py": "tests/pipeline/test_adapting.py::begun",
-    "eval/acceptance.py": "tests/pipeline/test_chain.py::_counters",
-    "eval/serving.py --miniature --preset": f"{_PRESETS}::test_every_preset_runs_in_miniature",
-    "eval/serving.py": "tests/faults/stages.py::arguments",
-    "eval/draft_lengths.py": f"{_PRESETS}::test_a_schedule_of_draft_lengths_is_measured_beside_fixed_ones",
-    "eval/compare.py --mask-token-id": "tests/pipeline/test_drafters.py::compared",
-    "eval/plan.py --measure": f"{_PRESETS}::test_a_plan_is_made_before_any_head",
-    "tools.tiny_long": "tests/tools/test_tiny_long.py::test_prompts_have_their_lengths_and_the_sibling_reads_them",
-    "vllm.entrypoints.openai.api_server": f"{_PRESETS}::test_the_speculators_layout_needs_no_target_named",
+# Script and flags that other tests run. `make check` and its like run the suite itself.
+RUN_ELSEWHERE = {
+    "data_gen/prompts.py",
+    "data_gen/regenerate.py",
+    "data_gen/regenerate.py --workers",
+    "data_gen/harvest.py",
+    "data_gen/harvest.py --dry-run",
+    "data_gen/harvest.py --verify",
+    "data_gen/harvest.py --cluster",
+    "data_gen/harvest.py --cluster --workers",
+    "train/eagle3.py",
+    "export/head.py",
+    "data_gen/adapt.py",
+    "eval/acceptance.py",
+    "eval/serving.py --miniature --preset",
+    "eval/serving.py",
+    "eval/draft_lengths.py",
+    "eval/compare.py --mask-token-id",
+    "tools.tiny_long",
+    "vllm.entrypoints.openai.api_server",
 }
 _BLOCK = re.compile(r"^```\w*\n(.*?)^```|((?:^ {4}[^\n]*\n(?:\n(?= {4}))?)+)", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"<!-- (page )?not run: needs (.+?) -->")

@@ -185,7 +185,7 @@ def test_windows_of_a_long_document_give_its_whole_gradient(build, window, num_l
     document.input_ids[:] = document.input_ids % 20
     store = store_of(tmp_path, document)
     budget, rows = (100, 47) if window is None else (60, 60 - 5 - 5 * num_layers)
-    parts = cut(0, document.loss_mask, budget, drafter, thin=False)
+    parts = cut(0, document.loss_mask, budget, drafter)
     assert [part.end_row - part.first_row for part in parts[:-1]] == [rows] * (len(parts) - 1)
     assert len(parts) > 3
     generator = torch.Generator().manual_seed(1)

@@ -1,9 +1,6 @@
 """Why served and predicted acceptance differ: the gap is split into its parts."""
 
-from types import SimpleNamespace
-
 from drafthead.drafters.replay import Acceptance
-from drafthead.engine.generate import Generation
 from drafthead.evaluation.reporting.explaining import (
     HELDOUT,
     VALIDATION,
@@ -12,7 +9,6 @@ from drafthead.evaluation.reporting.explaining import (
     first_difference,
     gap_table,
 )
-from drafthead.evaluation.workload import EvalPrompt
 from eval import explain
 from tests.artifacts import write_prompt_artifact
 from tests.recipes import tiny_recipe
@@ -55,16 +51,3 @@ def test_responses_that_go_on_for_another_k_are_not_taken_again(tmp_path, monkey
     for k in (1, 1, 3):
         explain.heldout_states(tiny_recipe(tmp_path, f"eval.num_draft_tokens={k}"), 64)
     assert [identity == made_from[0] for identity in made_from] == [True, True, False]
-
-
-def test_what_follows_a_response_is_drawn_with_numbers_of_its_own(tmp_path):
-    asked = []
-
-    def generate(requests):
-        asked.extend(requests)
-        return [Generation([7, 8], "stop")] * len(requests)
-
-    prompts = [EvalPrompt(str(i), "chat", [1, 2, i]) for i in range(3)]
-    found = explain.respond(tiny_recipe(tmp_path), SimpleNamespace(generate=generate), prompts, 0.7)
-    assert len(asked) == len({request.seed for request in asked}) == 6
-    assert [response.seed for response in found] == [request.seed for request in asked[:3]]

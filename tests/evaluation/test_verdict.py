@@ -11,7 +11,6 @@ import pytest
 
 from drafthead.config.evaluation import SLOConfig, TrafficConfig
 from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, held_to_workloads, verdicts_of
-from drafthead.evaluation.decision.cost_model import price, speed_samples
 from drafthead.evaluation.decision.variants import compare_variants
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge, losses
 from drafthead.evaluation.reporting.measured_tables import brief_table, levels_table, memory_table
@@ -289,7 +288,7 @@ def _advice(recipe, rows, levels, **engine: int) -> Advice:
     variants = compare_variants(recipe, verdicts, levels)
     served = {"engine": recipe.engine.model_dump() | engine, "target": recipe.target.path, "dtype": "float32"}
     manifests = {"serving": {"identity": served}}
-    return advise(recipe, Analysis(manifests, None, rows, levels, {}, verdicts, variants))
+    return advise(recipe, Analysis(manifests, None, rows, levels, verdicts, variants))
 
 
 def _config(advice: Advice) -> dict:
@@ -491,10 +490,3 @@ def test_traffic_of_a_workload_that_was_not_measured_is_refused(recipe, levels):
     elsewhere = tiny_recipe(recipe.output_dir, "eval.traffic.workload=mlperf")
     with pytest.raises(ValueError, match="eval.traffic.workload mlperf"):
         verdicts_of(elsewhere, levels)
-
-
-def test_a_load_of_few_prompts_is_priced_too(rows):
-    """Four of 160: in half of the resamplings of all prompts at once there would be none of them."""
-    few = rows.requests["prompt_id"].isin([f"p{i:03d}" for i in range(4)])
-    short = ServingRows(rows.requests[(rows.requests["concurrency"] != 1) | few], rows.runs)
-    assert all(np.isfinite(s.low) for s in price(speed_samples(short, "eagle3", 64), (1, 2, 8), 64).speedups.values())

@@ -10,11 +10,9 @@ from safetensors.torch import load_file
 
 from drafthead import artifacts
 from drafthead.artifacts import ArtifactError, begin, finish, read_json
-from drafthead.drafters.vllm import check_config
-from drafthead.evaluation.workload import speculative_config
-from drafthead.exporting.export import export_head, open_checkpoint, untrained_recipe, write_untrained
+from drafthead.exporting.export import export_head, open_checkpoint
 from drafthead.target.spec import load_target_spec
-from tests.exporting.runs import config_of, recipe_at, shape_of, write_run
+from tests.exporting.runs import config_of, recipe_at, write_run
 from tests.recipes import tiny_recipe
 
 
@@ -81,24 +79,3 @@ def test_missing_run_and_missing_checkpoint_say_what_to_do(tmp_path):
     finish(recipe.run_dir, {"best_step": 5})
     with pytest.raises(ArtifactError, match=r"step_00000005 .* none"):
         export_head(recipe)
-
-
-def test_drafts_of_an_untrained_head_are_accepted_at_the_assumed_length(tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    untrained = untrained_recipe(tiny_recipe(tmp_path, "eval.methods=[ngram]"), [2.0, 3.0])
-    for k, length in ((3, 2.5), (1, 2)):  # which vLLM refuses above K + 1
-        config = speculative_config(untrained, "eagle3", k)
-        assert (config["rejection_sample_method"], config["synthetic_acceptance_length"]) == ("synthetic", length)
-
-
-def test_an_untrained_head_is_one_that_vllm_reads(tmp_path):
-    recipe = untrained_recipe(tiny_recipe(tmp_path), [2.0])
-    directory = write_untrained(recipe)
-    assert directory.name == "tiny-untrained"
-    assert artifacts.verify_files(directory) == []
-    assert write_untrained(recipe) == directory  # once
-    config, layer_ids = read_json(directory / "config.json"), recipe.target.aux_layer_ids
-    check_config(config, shape_of(recipe), layer_ids, recipe.engine.max_model_len)
-    assert load_file(directory / "model.safetensors")["d2t"].shape == (recipe.head.draft_vocab_size,)
-    with pytest.raises(ValueError, match="head.coverage"):
-        write_untrained(tiny_recipe(tmp_path / "other", "head.coverage=0.9", "head.draft_vocab_size=0"))

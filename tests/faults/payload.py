@@ -26,9 +26,7 @@ TIMES = {
 }  # fmt: skip
 # Not compared: logs of servers, and DeepSpeed's own resume state, a pickle. That the latter is right shows
 # in the losses and weights of the steps that follow it.
-# Nor states of one pass (`once` in crash_points.py): those that a kill left out are harvested, which rounds otherwise;
-# tests/generation/test_one_pass.py compares them.
-LEFT_OUT = ("*/logs/*", "*/deepspeed/*", "data/once/states/*")
+LEFT_OUT = ("*/logs/*", "*/deepspeed/*")
 # Appended to line by line and cut back to the checkpoint by a resumed run, or replaced as training goes on: what they
 # end with is only there when the run is whole. Of servers that failed there is a note until they have passed.
 GROWING = ("metrics.jsonl", "progress.json", "failed.json")

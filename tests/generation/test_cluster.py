@@ -19,7 +19,7 @@ from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import Recipe, load_recipe
 from drafthead.data.responses import SPLITS
 from drafthead.data.shard import shard_path, write_shard
-from drafthead.data.store import StateStore, verify_store
+from drafthead.data.store import verify_store
 from drafthead.engine import running
 from drafthead.generation.harvest import harvest
 from drafthead.generation.shards import ShardJob, to_do
@@ -177,15 +177,11 @@ def test_no_engine_at_all_is_refused():
 def test_a_ray_cluster_that_loses_a_worker_makes_the_same_responses(regenerated: Recipe, tmp_path: Path):
     shutil.copytree(regenerated.prompts_dir, tmp_path / "data" / regenerated.name / "prompts")
     recipe = regenerated.model_copy(update={"output_dir": str(tmp_path)})
-    more = ["responses.prompts_per_part=1", "states.sequences_per_shard=1", "states.one_pass=true"]
-    overrides, parts = [f"output_dir={tmp_path}", *SMALL, *more], recipe.responses_dir("train") / "part-*"
-    output = lose_a_worker("data_gen/regenerate.py", overrides, parts, tmp_path / "log")
+    overrides = [f"output_dir={tmp_path}", *SMALL, "responses.prompts_per_part=1"]
+    parts = recipe.responses_dir("train") / "part-*"
+    lose_a_worker("data_gen/regenerate.py", overrides, parts, tmp_path / "log")
     for split in SPLITS:
-        expected = read_responses(regenerated.responses_dir(split))
-        assert read_responses(recipe.responses_dir(split)) == expected
-        assert StateStore(recipe.states_dir(split)).ids == [response.id for response in expected]
-    assert checksums(recipe)
-    assert "12 sequences" in output
+        assert read_responses(recipe.responses_dir(split)) == read_responses(regenerated.responses_dir(split))
 
 
 def test_a_command_is_one_harvester_of_a_spool(tmp_path):

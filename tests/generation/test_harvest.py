@@ -71,7 +71,7 @@ def test_stores_hold_the_responses_with_their_masks_and_say_how_many(harvested: 
 def test_prompts_that_are_learned_have_teacher_rows_and_nothing_else_differs(stores, tmp_path: Path, share):
     recipe = stores["transformers", "bf16"]
     learning = copy_of(recipe, tmp_path / "learning", prompt_loss=share)
-    with pytest.raises(ArtifactError, match=f"prompt_loss: found 0, wanted {share}"):
+    with pytest.raises(ArtifactError, match=f"prompt_loss: found 0.0, wanted {share}"):
         open_inputs(learning)
     for split in stage.SPLITS:
         shutil.rmtree(learning.states_dir(split))

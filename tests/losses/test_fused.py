@@ -40,7 +40,7 @@ def assert_same(ours, wanted, atol=1e-12):
 # Rows of a chunk and of a block. 1: fewer rows than steps; 9: tokens straddle its borders
 @pytest.mark.parametrize(("chunk", "block"), [(1, 100), (4, 1), (9, 2), (30, 2), (4096, 100)])
 @pytest.mark.parametrize("num_steps", [1, 3, 7])
-@pytest.mark.parametrize("objective", [*OBJECTIVES, {"reverse_kl": 0.9, "total_variation": 0.1}, "new"], ids=str)
+@pytest.mark.parametrize("objective", [*OBJECTIVES, {"forward_kl": 0.9, "total_variation": 0.1}, "new"], ids=str)
 def test_loss_and_gradients_equal_dense(monkeypatch, objective, num_steps, chunk, block):
     monkeypatch.setitem(OBJECTIVES, "new", jensen_shannon)  # a new loss is a function and one line
     monkeypatch.setitem(fused.CHUNK_ROWS, "cpu", chunk)
@@ -96,7 +96,7 @@ def test_gradients_are_returned_once():
         ("forward_kl", torch.bfloat16, True, "kernels"),
         ("forward_kl", torch.float64, True, "objectives"),
         ("forward_kl", torch.float32, False, "objectives"),
-        ("not_written", torch.float32, True, "objectives"),
+        ("total_variation", torch.float32, True, "objectives"),
         ({"forward_kl": 1.0}, torch.float32, True, "objectives"),
     ],
 )

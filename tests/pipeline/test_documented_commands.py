@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drafthead.config import Recipe
-from tests.docs.commands import RUN_BY, Command, documented
+from tests.docs.commands import RUN_ELSEWHERE, Command, documented
 from tests.pipeline.small_run import SMALL_RUN
 from tests.scripts import run_here, run_ok
 
@@ -28,7 +28,7 @@ AFTER = {"eval/report.py": "eval/head.py"}
 
 def to_run() -> dict[str, Command]:
     """Key -> one command of each kind, what others need first."""
-    left = {c.key: c for c in documented() if c.script and not c.needs and c.key not in RUN_BY}
+    left = {c.key: c for c in documented() if c.script and not c.needs and c.key not in RUN_ELSEWHERE}
     return dict(sorted(left.items(), key=lambda item: (item[0] in AFTER, item[0])))
 
 

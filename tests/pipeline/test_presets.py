@@ -12,7 +12,6 @@ from drafthead.artifacts import require, verify_files
 from drafthead.engine.server import parse_metrics, server_environment
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, read_rows
 from drafthead.evaluation.measuring.presets import load_preset, preset_names
-from drafthead.evaluation.reporting.decision_tables import CAN, CANNOT, DEPENDS
 from drafthead.progress import wait_until
 from tests.evaluation.rows import counted
 from tests.pipeline.small_run import overrides_for
@@ -84,15 +83,6 @@ def test_a_schedule_of_draft_lengths_is_measured_beside_fixed_ones(tiny_run):
     assert proposed["eagle3", 3, 4] == pytest.approx(3, abs=0.2)
     assert proposed["schedule", 3, 1] == pytest.approx(3, abs=0.2)
     assert proposed["schedule", 3, 4] < 1.5
-
-
-@pytest.mark.presets
-def test_a_plan_is_made_before_any_head(tiny_run):
-    """An untrained head is served beside the baseline, and the acceptance that a trained one needs is printed."""
-    settings = ("eval.concurrency=[1,4]", "eval.num_draft_tokens=[3,1]", "eval.max_tokens=32")
-    assumed = ("--measure", "--acceptance-length", "2.0", "3.0")
-    printed = run_ok("eval/plan.py", *overrides_for(Path(tiny_run.output_dir), *settings), *assumed)
-    assert any(verdict in printed for verdict in (CAN, CANNOT, DEPENDS))
 
 
 @pytest.mark.presets

@@ -74,7 +74,7 @@ def test_recomputed_steps_give_the_same_run(fresh_recipe):
 def test_loss_on_the_heads_own_rounds_learns_and_resumes(finished_run, fresh_recipe):
     recipe = fresh_recipe()
     shutil.copytree(finished_run.run_dir, recipe.run_dir.with_name("start"))
-    options = ("train.init_from=runs/start", "train.rejection={}", "train.zero_stage=3")
+    options = ("train.init_from=runs/start", "train.rejection=true", "train.zero_stage=3")
     options = (*options, "train.batches_per_step=2", "train.keep_checkpoints=3", "train.learning_rate=1e-4")
     run(recipe, *options, ranks=2)
     before, *_, after = (entry["acceptance_length"] for entry in entries(recipe.run_dir, "validation"))

@@ -44,23 +44,6 @@ def test_a_run_learns_and_says_so(finished_run):
     assert all(e["tokens_per_second"] > 0 and e["memory_gib"] > 0 and e["grad_norm"] > 0 for e in steps)
 
 
-def test_positions_are_left_out_of_what_is_trained_on_alone(fresh_recipe):
-    found = []
-    for jitter in (0, 500):
-        recipe = fresh_recipe(name=f"jitter{jitter}")
-        run(recipe, "train.learning_rate=1e-12", f"train.position_jitter={jitter}")
-        validations = entries(recipe.run_dir, "validation")
-        found.append((losses(recipe.run_dir), [v["first_step_loss"] for v in validations]))
-    (trained, validated), (jittered, validated_beside) = found
-    assert all(loss != other for loss, other in zip(trained, jittered, strict=True))
-    assert jittered == pytest.approx(trained, rel=0.1)
-    assert validated == pytest.approx(validated_beside, rel=1e-6)
-    for options in ((), ("--dry-run",)):
-        result = launch(fresh_recipe(), "train.position_jitter=1500", *options)
-        assert result.returncode == 1
-        assert re.search(r"position_jitter 1500 behind .* \d+ tokens exceeds .* set it lower", result.stderr)
-
-
 def test_a_run_that_ended_before_retention_makes_up_for_it(finished_run, fresh_recipe):
     recipe = fresh_recipe()
     shutil.copytree(finished_run.run_dir, recipe.run_dir)

@@ -1,1 +1,1 @@
-"""From results to a decision: cost model, prices, verdict, and how to serve."""
+"""From results to a decision: verdict, schedules of draft lengths, and how to serve."""

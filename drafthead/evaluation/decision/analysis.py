@@ -12,7 +12,6 @@ from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL, TrafficConfig
 from drafthead.engine.server import deployment_command, speculative_flag
 from drafthead.evaluation.comparison import across_blocks, differ, sum_of_parts, throughput_change
-from drafthead.evaluation.decision.cost_model import Priced, decoded, price, speed_samples
 from drafthead.evaluation.decision.variants import SCHEDULED, Schedule, Variant, compare_variants, with_schedule
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, Verdict, decide, unfit
 from drafthead.evaluation.measuring import acceptance, serving
@@ -23,7 +22,6 @@ from drafthead.evaluation.results.levels import (
     ServingRows,
     grouped,
     read_serving,
-    steady,
     summarise_serving,
 )
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_acceptance
@@ -39,7 +37,6 @@ class Analysis:
         acceptance: offline, prompt by prompt.
         rows: under load.
         levels: every method, draft length and load beside the baseline.
-        priced: workload -> cost model of the head and its prices; absent where it cannot be fitted.
         verdicts: one for every workload and method, at the draft length that serves the traffic fastest.
         variants: other methods, beside the head at its best fixed draft length, the best first.
     """
@@ -48,7 +45,6 @@ class Analysis:
     acceptance: AcceptanceSummary
     rows: ServingRows
     levels: list[Level]
-    priced: dict[str, Priced]
     verdicts: list[Verdict]
     variants: list[Variant] = field(default_factory=list)
 
@@ -84,17 +80,16 @@ def analyse(recipe: Recipe, rows: ServingRows | None = None) -> Analysis:
     recipe, rows = _as_served(recipe, manifests), rows or read_serving(folders[serving.KIND])
     methods = manifests[serving.KIND]["identity"]["methods"]
     if any(method["extra"].get("rejection_sample_method") == "synthetic" for method in methods):
-        raise ValueError(f"{recipe.results_dir} accepted drafts whatever they were: no verdict; see eval/plan.py")
+        raise ValueError(f"{recipe.results_dir} accepted drafts whatever they were: no verdict")
     answered = acceptance.read_acceptance(folders[acceptance.KIND])
     kind = recipe.eval.workloads
     workload_of = {} if kind == ALL else dict(zip(answered["prompt_id"], answered[kind], strict=True))
     levels = held_to_workloads(summarise_serving(rows), workload_of)
     if not levels:
         raise ValueError(f"no load of {recipe.results_dir} was run both without and with drafts: nothing to compare")
-    priced = _priced(recipe, rows, levels)
     verdicts = verdicts_of(recipe, levels)
     variants = compare_variants(recipe, verdicts, levels)
-    return Analysis(manifests, summarise_acceptance(answered), rows, levels, priced, verdicts, variants)
+    return Analysis(manifests, summarise_acceptance(answered), rows, levels, verdicts, variants)
 
 
 _ALIKE = ("target", "target_fingerprint", "dtype", "head", "max_tokens")
@@ -243,22 +238,6 @@ def _rank(verdict: Verdict, shares: dict[int, float], losing: set[tuple[str, int
     """By which a draft length is chosen: those that lose on conversations come after all that are deployed."""
     deployed, gain = _gain(verdict, shares)
     return deployed and (verdict.method, verdict.K) not in losing, deployed, gain
-
-
-def _priced(recipe: Recipe, rows: ServingRows, levels: Sequence[Level]) -> dict[str, Priced]:
-    """The head's cost model by workload, at measured loads, those of the traffic, and powers of two between."""
-    found = {}
-    max_batch = recipe.engine.max_num_seqs
-    for workload in dict.fromkeys(level.workload for level in levels if level.method == HEAD):
-        if is_conversations(workload):  # one load carries no model
-            continue
-        asked = {level.concurrency for level in levels if level.workload == workload and level.steady}
-        powers = {2**i for i in range(max_batch.bit_length())}
-        loads = sorted(asked | set(recipe.eval.traffic.concurrency or ()) | powers)
-        here = steady(rows, workload)
-        if {BASELINE, HEAD} <= set(decoded(here.requests)["method"]):
-            found[workload] = price(speed_samples(here, HEAD, max_batch), loads, max_batch)
-    return found
 
 
 # How to serve what the verdict says: the configuration and the whole command, both as they were served.

@@ -25,7 +25,7 @@ import numpy as np
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL, OWN, MethodConfig
 from drafthead.engine.offline import import_vllm
-from drafthead.evaluation.decision.cost_model import CostModel, fit, speed_samples
+from drafthead.evaluation.decision.cost_model import CostModel, fit, speed_points
 from drafthead.evaluation.decision.verdict import (
     DEPLOY,
     DO_NOT,
@@ -177,7 +177,7 @@ def best_schedule(model: CostModel, max_batch: int) -> Schedule:
         model: fitted.
         max_batch: the server's max_num_seqs.
     """
-    among = [K for K in model.lengths if K]
+    among = [K for K in model.curve if K]
     chosen: list[int] = []
     for batch in range(1, max_batch + 1):
         best = max(among, key=lambda K: model.speedup(batch, K))
@@ -203,8 +203,7 @@ def modelled_schedule(recipe: Recipe) -> tuple[Schedule, list[Level]]:
         )
     limit = served_recipe(recipe, settings.steady_loads).engine.max_num_seqs
     rows = _measured(recipe, "fixed", HEAD)
-    samples = speed_samples(steady(rows), HEAD, limit)
-    return best_schedule(fit(samples.points(), samples.positions), limit), summarise_serving(rows)
+    return best_schedule(fit(speed_points(steady(rows), HEAD, limit)), limit), summarise_serving(rows)
 
 
 def given_schedule(recipe: Recipe, schedule: Any) -> Schedule:

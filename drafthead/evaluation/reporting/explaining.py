@@ -24,7 +24,7 @@ class Compared(NamedTuple):
     """One prompt, predicted and served.
 
     Attributes:
-        id, workload, split: which prompt; the split is validation or held out, or a temperature above 0.
+        id, workload, split: which prompt; the split is validation or held out.
         predicted, served: its rounds.
         differs_at: index of the first token of the served response that is not the stored one; None: the same text.
     """

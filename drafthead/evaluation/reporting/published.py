@@ -93,15 +93,6 @@ def figures() -> Iterator[Figure]:
                     yield Figure(workload, "100", text, measure=measure, statistic=load, **of)
 
 
-def published_lengths() -> dict[int, list[float]]:
-    """K -> acceptance lengths of public heads on real text, the bonus token included."""
-    found: dict[int, list[float]] = {}
-    for entry in published()["acceptance"]:
-        if "meaningless" not in entry and entry["post"] in ("redhat", "public heads"):
-            found.setdefault(entry["K"], []).append(float(entry["length"]))
-    return found
-
-
 def published_table(levels: Sequence[Level], target: str) -> Table | None:
     """What posts print of the same target, workload, GPUs, K and statistic; None where there is nothing.
 

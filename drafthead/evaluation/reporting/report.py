@@ -28,7 +28,6 @@ from drafthead.evaluation.measuring import acceptance, serving
 from drafthead.evaluation.measuring.plan import Plan, PlannedSweep
 from drafthead.evaluation.measuring.presets import Preset
 from drafthead.evaluation.reporting import measured_tables as measured
-from drafthead.evaluation.reporting.decision_tables import cost_model_tables
 from drafthead.evaluation.reporting.figures import Picture, acceptance_pictures, serving_pictures
 from drafthead.evaluation.reporting.published import published_table
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, length_cell, note, print_table, table
@@ -129,7 +128,6 @@ def build_report(recipe: Recipe, analysis: Analysis) -> Report:
             acceptance_pictures(summary),
         ),
         _section("Serving", [*served, measured.memory_table(runs)], serving_pictures(levels)),
-        _section("Every load and draft length", cost_model_tables(analysis.priced, levels)),
         _section("Beside published figures", [published_table(levels, recipe.target.path)]),
     ]
     return Report(

@@ -75,12 +75,12 @@ def label(workload: str, temperature: float, gpus: int) -> str:
     return f"{workload}{f' T={temperature:g}' if temperature else ''}{f' TP{gpus}' if gpus > 1 else ''}"
 
 
-def steady(rows: ServingRows, workload: str | None = None) -> ServingRows:
-    """The rows of one workload at loads whose places were filled as they became free; None: the first workload.
+def steady(rows: ServingRows) -> ServingRows:
+    """The rows of the first workload at loads whose places were filled as they became free.
 
     Only they say what a step of b requests costs.
     """
-    workload = workload or rows.runs["workload"].iloc[0]
+    workload = rows.runs["workload"].iloc[0]
     kept = (frame[frame["workload"] == workload] for frame in rows)
     return ServingRows(*(frame[frame["load"] == "c" + frame["concurrency"].astype(str)] for frame in kept))
 
