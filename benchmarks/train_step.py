@@ -4,6 +4,7 @@
     python benchmarks/train_step.py --shape gpt-oss-120b       # GPU: ours at the true shape, share of the peak
     python benchmarks/train_step.py --shape tiny --contestants ours
     python benchmarks/train_step.py --drafter dflash           # or peagle, dspark: beside speculators'
+    python benchmarks/train_step.py --shape smollm2-135m --contestants ours-trained    # train.precision bf16, fp32
 
 A step is forward, unroll, loss, backward and AdamW. What is measured, and what is not: README.md beside this.
 """
@@ -28,13 +29,15 @@ from drafthead.artifacts import made_by
 from drafthead.files import write_json
 
 console = Console(stderr=True)
+PEERS = "ours,specforge,speculators"
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="cpu")
     parser.add_argument("--drafter", choices=("eagle3", "peagle", "dflash", "dspark"), default="eagle3")
-    parser.add_argument("--contestants", help=f"comma-separated, of {','.join(CONTESTANTS)}; default: all on a CPU")
+    everybody = ",".join(CONTESTANTS)
+    parser.add_argument("--contestants", help=f"comma-separated, of {everybody}; default on a CPU: {PEERS}")
     parser.add_argument("--rounds", type=int, default=5, help="timed steps of each contestant, after one warm-up")
     parser.add_argument("--threads", type=int, default=2, help="of the CPU")
     parser.add_argument("--envs", type=Path, default=DEFAULT_ROOT, help="where the peers' environments are kept")
@@ -51,7 +54,7 @@ def main() -> None:
             f"--shape {shape.name} needs a CUDA GPU and torch finds none: run it on a machine "
             "with one, or use --shape cpu; --shape tiny runs the same code anywhere"
         )
-    default = "ours" if shape.device == "cuda" or shape.name == "tiny" else ",".join(CONTESTANTS)
+    default = "ours" if shape.device == "cuda" or shape.name == "tiny" else PEERS
     names = (options.contestants or default).split(",")
     if unknown := set(names) - set(CONTESTANTS):
         raise SystemExit(f"no contestant {sorted(unknown)}; choose from {','.join(CONTESTANTS)}")

@@ -47,6 +47,8 @@ CONTESTANTS = {
     contestant.name: contestant
     for contestant in (
         Contestant("ours", "stepbench.ours", (), ("packed",), ("packed",), "packed"),
+        # Beside itself: what train.precision is worth.
+        Contestant("ours-trained", "stepbench.ours", (), ("bf16", "fp32"), ("bf16", "fp32")),
         Contestant(
             "specforge", "stepbench.specforge_step", ("specforge==0.2.0",), ("full", "compact"), ("full", "compact")
         ),

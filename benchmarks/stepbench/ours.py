@@ -1,11 +1,14 @@
-"""drafthead's own step: the modules that training uses, without DeepSpeed around them; and its own trainer."""
+"""drafthead's own step: the modules that training uses, without DeepSpeed around them or as its trainer runs them at a
+`train.precision`; and its own trainer."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from drafthead.config import load_recipe
+from drafthead.config.train import TrainConfig
 from drafthead.drafters.base import Drafter, DraftModule, DraftShape
 from drafthead.drafters.batch import PackedBatch, tail_layout
 from drafthead.drafters.eagle3.config import EagleHead
@@ -13,7 +16,7 @@ from drafthead.drafters.registry import drafter_of, parse_head
 from drafthead.target.pieces import FrozenTarget
 from drafthead.training.inputs import open_inputs
 from drafthead.training.trainer import LossModule, Trainer
-from stepbench.contestant import STEP_DECAY, Assignment, Done, TrainStep, adamw, serve
+from stepbench.contestant import LEARNING_RATE, STEP_DECAY, Assignment, Done, TrainStep, adamw, serve
 from stepbench.inputs import MASK, ROPE_THETA, target_config
 from stepbench.shapes import Shape
 from stepbench.training import Plan
@@ -54,23 +57,51 @@ def build(assignment: Assignment) -> TrainStep:
     if compared:
         weights = {name.removeprefix("draft."): value for name, value in tensors.items() if name.startswith("draft.")}
         assert not model.load_state_dict(weights, strict=False).unexpected_keys
-    model.to(assignment.device, getattr(torch, shape.dtype))
-    module = LossModule(model)
-    optimizer = adamw(list(module.parameters()))
+    module, plain = LossModule(model), assignment.variant == "packed"
+    model.to(assignment.device, getattr(torch, shape.dtype) if plain else torch.float32)
     batch, target = packed_batch(assignment, drafter), frozen_target(assignment)
+    if plain:
+        optimizer = adamw(list(module.parameters()))
+        forward, update = module, lambda loss: (loss.backward(), optimizer.step(), optimizer.zero_grad())
+    else:
+        forward, update = as_trained(module, assignment)
+        dtype = torch.bfloat16 if assignment.variant == "bf16" else torch.float32
+        rows, embeddings = target.head_rows.to(dtype), target.embeddings.to(dtype)
+        batch, target = batch.cast(dtype), replace(target, head_rows=rows, embeddings=embeddings)
     # Counting positions belongs to the plan of an epoch, not to its steps.
     counts = batch.scored.sum(1)  # (K,)
     scale = (drafter.position_weights().to(counts.device) / counts).to(torch.float32)
-    rows = None if compared else int(counts.sum())
+    num_rows = None if compared else int(counts.sum())
 
     def step() -> Done:
-        scored = module(batch, target, scale)
-        scored.loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return Done((scored.position_sums / counts).tolist(), rows)
+        scored = forward(batch, target, scale)
+        update(scored.loss)
+        return Done((scored.position_sums / counts).tolist(), num_rows)
 
     return step
+
+
+def as_trained(module: LossModule, assignment: Assignment) -> tuple[Callable, Callable]:
+    """The module within DeepSpeed, and what follows its forward: backward, and the update by Muon."""
+    from drafthead.training.accelerator import build_accelerator  # imports DeepSpeed
+    from drafthead.training.optimizer import build_optimizer
+
+    config = TrainConfig(
+        precision=assignment.variant, optimizer="muon", learning_rate=LEARNING_RATE,
+        tokens_per_batch=assignment.shape.tokens_per_step, checkpoint_every=1,
+    )  # fmt: skip
+    threads = torch.get_num_threads()
+    accelerator = build_accelerator(config, module, str(assignment.target.parent))
+    torch.set_num_threads(threads)
+    engine, optimizer = accelerator.prepare(module, build_optimizer(config, module.draft))
+
+    def update(loss: Tensor) -> None:
+        with accelerator.accumulate(engine):
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return engine, update
 
 
 def packed_batch(assignment: Assignment, drafter: Drafter) -> PackedBatch:

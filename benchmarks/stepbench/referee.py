@@ -53,7 +53,7 @@ class Player:
         ]  # fmt: skip
         path = os.pathsep.join(filter(None, (str(PARTS), os.environ.get("PYTHONPATH"))))
         # Threads of ours wait as its scripts have them wait, a peer's as torch has them.
-        removed = () if contestant.name == "ours" else WAITING
+        removed = WAITING if contestant.requirements else ()
         environment = {key: value for key, value in os.environ.items() if key not in removed}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,

@@ -72,6 +72,10 @@ SHAPES = {
             "gpt-oss-120b", 2880, 17280, 64, 8, 64, vocab=201088, draft_vocab=32000, tokens=4096, batch=1,
             dtype="bfloat16", device="cuda",
         ),
+        Shape(
+            "smollm2-135m", 576, 1536, 9, 3, 64, vocab=49152, draft_vocab=16384, tokens=256, batch=8, ttt_steps=4,
+            dtype="bfloat16",
+        ),
         Shape("tiny", 32, 64, 4, 2, 8, vocab=96, draft_vocab=48, tokens=24, batch=2, ttt_steps=3),
     )
 }  # fmt: skip

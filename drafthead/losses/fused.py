@@ -139,9 +139,13 @@ class _FusedHeadLoss(torch.autograd.Function):
 
         chunks = (rows.chunks or cut(rows.teacher, len(rows.counts), states.device.type)).split()
         teacher_buffer = _buffer([tokens for tokens, _, _ in chunks], teacher.weight, wide)
-        logits_buffer = _buffer([chosen for _, chosen, _ in chunks], weight, wide)
+        # A CPU rounds products of half precision; `score_rows` widens them while they are in its cache.
+        logits_type = wide if states.is_cuda else weight.dtype
+        logits_buffer = _buffer([chosen for _, chosen, _ in chunks], weight, logits_type)
         # The gradient overwrites the logits, unless the products want it in another type.
-        grad_buffer = logits_buffer if wide == weight.dtype else torch.empty_like(logits_buffer, dtype=weight.dtype)
+        same = logits_buffer.dtype == weight.dtype
+        grad_buffer = logits_buffer if same else torch.empty_like(logits_buffer, dtype=weight.dtype)
+        added = torch.empty_like(weight if needs_grad and not states.is_cuda else weight[:0])  # pages if it is written
         for tokens, chosen, met in chunks:
             teacher_logits = _product(teacher.hidden[tokens], teacher.weight.T, teacher_buffer)
             target = passes.prepare_target(objective, teacher_logits, teacher.lse[tokens].to(wide))
@@ -153,7 +157,7 @@ class _FusedHeadLoss(torch.autograd.Function):
             )
             if grad_logits is not None:
                 grad_states[chosen] = grad_logits @ weight
-                _add_product(grad_weight, grad_logits.T, inputs)
+                _add_product(grad_weight, grad_logits.T, inputs, added)
 
         if needs_grad:
             ctx.gradients = grad_states, grad_weight
@@ -222,11 +226,11 @@ def _product(a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:
     return out.copy_(a @ b)
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b."""
+def _add_product(total: Tensor, a: Tensor, b: Tensor, buffer: Tensor) -> None:
+    """total += a @ b; the buffer is for a product in another type."""
     if a.dtype == total.dtype:
         torch.addmm(total, a, b, out=total)  # not addmm_, which torch's counter of operations does not know
     elif a.is_cuda:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
-        total += a @ b
+        total += torch.mm(a, b, out=buffer)

@@ -150,7 +150,7 @@ def score_rows(
     """
     losses, best = [], []
     for block in _blocks(logits):
-        z, rows = logits[block], met[block]
+        z, rows = logits[block].to(target.values.dtype), met[block]
         token, values = argmax(z), target.values.index_select(0, rows)
         if objective == WRITTEN:
             cross_entropy, gradient = _cross_entropy_written(z, token[:, None], values)

@@ -34,7 +34,7 @@ def build_optimizer(config: TrainConfig, draft: DraftModule) -> torch.optim.Opti
     """
     adam = {"lr": config.learning_rate, "initial_lr": config.learning_rate, "weight_decay": 0.0}
     if config.optimizer == "muon":
-        optimizer = _muon(config.muon_learning_rate, draft, adam)
+        optimizer = _muon(config, draft, adam)
     else:
         # Fused: one pass, no temporaries of the weights' size.
         optimizer = AdamW([{"params": list(draft.parameters()), **adam}], betas=_BETAS, fused=True)
@@ -43,7 +43,7 @@ def build_optimizer(config: TrainConfig, draft: DraftModule) -> torch.optim.Opti
     return optimizer
 
 
-def _muon(learning_rate: float, draft: DraftModule, adam: dict[str, float]) -> torch.optim.Optimizer:
+def _muon(config: TrainConfig, draft: DraftModule, adam: dict[str, float]) -> torch.optim.Optimizer:
     from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 
     projections = {f"{name}.weight" for name, module in draft.named_modules() if isinstance(module, Projection)}
@@ -54,11 +54,19 @@ def _muon(learning_rate: float, draft: DraftModule, adam: dict[str, float]) -> t
         suits = name in projections
         setattr(parameter, "use_muon", suits)  # noqa: B010 - DeepSpeed reads it off the parameter
         (matrices if suits else others).append(parameter)
-    muon = {"lr": learning_rate, "initial_lr": learning_rate, "momentum": _MOMENTUM, "weight_decay": 0.0}
+    rate = config.muon_learning_rate
+    muon = {"lr": rate, "initial_lr": rate, "momentum": _MOMENTUM, "weight_decay": 0.0, "ns_method": _iteration(config)}
     return MuonWithAuxAdam([
         {"params": matrices, "use_muon": True, **muon},
         {"params": others, "use_muon": False, **adam, "betas": _BETAS, "eps": 1e-8},
     ])  # fmt: skip
+
+
+def _iteration(config: TrainConfig) -> str:
+    """Which of DeepSpeed's Newton-Schulz iterations Muon runs: `gram` in float16, or in float32 where a CPU has no
+    instructions for that, a sixth of a bf16 step; `standard` in bfloat16."""
+    fast = not torch.cuda.is_available() and torch.cpu._is_avx512_bf16_supported()  # so is every CPU with AMX
+    return "standard" if fast and config.precision == "bf16" else "gram"
 
 
 def schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int, total_steps: int) -> float:

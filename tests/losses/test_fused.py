@@ -65,6 +65,22 @@ def test_no_scored_row_is_zero_loss():
     assert (scored.predictions == -1).all()
 
 
+def test_on_a_cpu_bfloat16_is_the_loss_of_rounded_logits():
+    """Products are rounded once, and softmax and loss are float32: chunks and blocks lose nothing more."""
+    rows, weight, teacher, scale = random_problem(3, 40, hidden=16, vocab=50, dtype=torch.bfloat16)
+    ours = head_loss(rows, weight, teacher, scale)
+    logits = (rows.states @ weight.T).float().detach().requires_grad_()
+    identity, rounded = torch.eye(50), (teacher.hidden @ teacher.weight.T).float()
+    expected = dense_loss(
+        replace(rows, states=logits), identity, Teacher(rounded, identity, teacher.lse), scale, "forward_kl"
+    )
+    torch.testing.assert_close(ours.loss, expected, rtol=1e-5, atol=0)
+    (slope,) = torch.autograd.grad(expected, logits)
+    found = torch.autograd.grad(ours.loss, (rows.states, weight))
+    for gradient, product in zip(found, (slope @ weight.float(), slope.T @ rows.states.float()), strict=True):
+        assert (gradient - product).norm() < 5e-3 * product.norm()
+
+
 def test_bfloat16_follows_float32():
     rows, weight, teacher, scale = random_problem(2, 60, hidden=16, vocab=50, dtype=torch.bfloat16)
     wide = [tensor.detach().float().requires_grad_() for tensor in (rows.states, weight)]

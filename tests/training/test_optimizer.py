@@ -54,3 +54,17 @@ def test_muon_takes_what_leads_from_hidden_states_to_hidden_states(kind):
     matrices = {id(parameter) for parameter in build_optimizer(recipe.train, model).param_groups[0]["params"]}
     names = {name.split(".")[-2] for name, parameter in model.named_parameters() if id(parameter) in matrices}
     assert names == {"fc", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+@pytest.mark.parametrize("supported", [True, False])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_muon_iterates_in_bfloat16_where_the_cpu_multiplies_it_and_the_recipe_says_so(
+    monkeypatch, precision, supported
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: supported)
+    recipe = load_recipe(overrides=["train.optimizer=muon", f"train.precision={precision}"])
+    spec = load_target_spec(recipe.target_path)
+    model = drafter_of(recipe.head).MODULE(draft_shape(recipe.head, spec, recipe.target.aux_layer_ids))
+    method = build_optimizer(recipe.train, model).param_groups[0]["ns_method"]
+    assert method == ("standard" if supported and precision == "bf16" else "gram")
