@@ -23,9 +23,9 @@ def test_a_row_counts_where_the_target_generated_what_it_predicts(generated, row
     assert eagle3(3).loss_rows(torch.tensor(generated)).long().tolist() == rows
 
 
-# The script of the stage and a key of vLLM's own harvesting method have the name in them; methods that vLLM serves are
-# a table of the evaluation section, and keys of old recipes are named to be refused.
-NOT_OURS = re.compile(r"train/eagle3\.py|eagle_aux_hidden_state_layer_ids")
+# The script of the stage, a key of vLLM's own harvesting method and the interface of its classes that give out states
+# have the name in them; methods that vLLM serves are a table of the evaluation section.
+NOT_OURS = re.compile(r"train/eagle3\.py|eagle_aux_hidden_state_layer_ids|SupportsEagle3")
 FOLDERS = ("eagle3", "peagle", "dflash", "dspark")
 # Evaluation checks heads of others, of any kind, by the keys of their files.
 OTHERS = ("drafters/registry.py", "config/evaluation.py", "config/__init__.py", "evaluation/workload.py")
