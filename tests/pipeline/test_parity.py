@@ -16,7 +16,7 @@ from drafthead.data.store import StateStore
 from drafthead.drafters.base import DraftModule, frozen_copy
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.registry import drafter_of
-from drafthead.drafters.replay import match_text
+from drafthead.drafters.replay import generated_runs, match_text, round_roots
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.engine.offline import import_vllm, offline_engine
 from drafthead.evaluation.workload import speculative_config
@@ -110,11 +110,12 @@ def test_a_replay_has_the_rounds_that_vllm_ran(tiny_run, recorded, temperature, 
         drafts = first_drafts(rows, model.head_weight).view(batch.scored.shape)
         agreeing = match_text(drafts, ids, batch.row_ids) & batch.scored
         counts = agreeing.long().cumprod(0).sum(0).tolist()  # (R,) accepted drafts of every root
-        ours, root = [], int(batch.scored[0].nonzero()[0])
-        while root < len(counts) and batch.scored[0, root]:
-            ours.append(root + window.first_row)
-            kept += counts[root]
-            root += counts[root] + 1
+        ours = []
+        for run in generated_runs(batch.loss_mask):
+            # Of a text that begins before the window, the first row is the first root.
+            roots = round_roots(counts, slice(max(run.start, 1), run.stop))
+            ours += [root + window.first_row for root in roots if batch.scored[0, root]]
+            kept += sum(counts[root] for root in roots)
         same, total = same + (ours == theirs), total + 1
     rounds = sum(len(roots) for _, roots in texts)
     assert rounds > 300
