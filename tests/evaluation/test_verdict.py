@@ -470,7 +470,7 @@ def test_too_few_prompts_decide_nothing_and_their_acceptance_is_marked(tmp_path,
     assert {decide(levels, {1: 1.0}).decision} == {decision}
     for shown in (brief_table(levels), levels_table("", levels)):
         text = shown.rows[-1][list(shown.frame).index("Acceptance length")].text
-        assert ("decides nothing" in text) == (decision == UNKNOWN)
+        assert ("too few" in text) == (decision == UNKNOWN)
 
 
 def test_the_main_verdict_is_over_the_workload_of_the_traffic_at_the_main_temperature(tmp_path):

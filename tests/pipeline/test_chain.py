@@ -11,6 +11,7 @@ from drafthead.config import load_recipe
 from drafthead.data.responses import LOOP_LIMIT
 from drafthead.evaluation.columns import read_rows
 from drafthead.evaluation.decision.analysis import analyse
+from drafthead.evaluation.decision.verdict import unfit
 from drafthead.evaluation.measuring.acceptance import read_acceptance
 from drafthead.evaluation.results.levels import MEASURE
 from drafthead.files import in_markdown
@@ -66,13 +67,19 @@ def test_what_got_worse_stands_in_the_verdict_and_response_lengths_in_the_report
         assert reason in html.unescape(" ".join(page.split()))
         assert in_markdown(verdict.reason) in markdown
         for level in analysis.levels_of(verdict):
+            if unfit(level):
+                continue
+            hits, fewer = (100 * level.prefix_hits[method] for method in ("none", "eagle3"))
+            if hits - fewer > max(1, 0.1 * hits):
+                named.append("hits")
+                assert f"prefix-cache hits (%) {hits:.1f} → {fewer:.1f} at 2" in reason
             for key, change in level.changes.items():
                 measure, (before, after) = MEASURE[key], level.values[key]
                 lost = 1 - after / before if measure.rate else after / before - 1
                 if change.resolved and lost > 0.1:
                     named.append(key)
                     assert f"{measure.title} {measure.text(before)} → {measure.text(after)} at 2" in reason
-    assert "itl_mean" in named
+    assert {"itl_mean", "hits"} <= {*named}
     requests = read_rows(recipe.results_dir / "serving", "requests-*.parquet")
     lengths = requests[requests["error"] == ""].groupby(["workload", "method"])["output_tokens"].mean()
     table = markdown.partition("\n### Every load")[2].partition("\n\n")[2].partition("\n\n")[0]
