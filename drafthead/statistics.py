@@ -128,7 +128,7 @@ def acceptance_length(drafts: ArrayLike, accepted: ArrayLike) -> float:
 
 def few(prompts: int) -> str:
     """What is written behind an acceptance length from so few prompts that it decides nothing; empty otherwise."""
-    return f" (of {prompts} prompts only: decides nothing)" if prompts < FEWEST_PROMPTS else ""
+    return f" (n = {prompts}, too few)" if prompts < FEWEST_PROMPTS else ""
 
 
 def acceptance_by_position(

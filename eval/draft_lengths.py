@@ -8,6 +8,7 @@ for every load, that is the answer, and nothing more is served.
 """
 
 import json
+from textwrap import indent
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
@@ -60,7 +61,7 @@ def main() -> None:
 def pays(recipe: Recipe, levels: list[Level], K: int) -> bool:
     """Whether a fixed draft length is to be served at all; prints the verdict."""
     verdict = fixed_length(recipe, levels, K)
-    print(f"K = {verdict.K} against no speculation: {verdict.headline} ({verdict.reason}).")
+    print(f"K = {verdict.K} against no speculation: {verdict.headline}\n{indent(verdict.reason, '  ')}")
     return verdict.decision in (DEPLOY, UP_TO)
 
 

@@ -61,8 +61,8 @@ def test_counts_are_pooled_and_looping_prompts_left_out(summaries):
 
 def test_a_length_of_too_few_prompts_is_marked(summaries):
     cell = conditions_table(summaries).rows[0][6]
-    assert (cell.tone, cell.text.endswith("(of 2 prompts only: decides nothing)")) == ("unresolved", True)
-    assert "of 2 prompts only" in acceptance_line(AcceptanceSummary(0.0, 3, 1, 1.0, summaries, {}))
+    assert (cell.tone, cell.text.endswith("(n = 2, too few)")) == ("unresolved", True)
+    assert "n = 2, " in acceptance_line(AcceptanceSummary(0.0, 3, 1, 1.0, summaries, {}))
 
 
 def test_a_picture_names_how_few_the_prompts_are(summaries, monkeypatch):

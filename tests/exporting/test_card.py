@@ -99,12 +99,11 @@ def test_results_and_licence_appear_without_touching_the_artifact(head, tmp_path
     export_head(licensed, serve_check=False)
     rows = [SimpleNamespace(**dict(zip(_COLUMNS, row, strict=True))) for row in _ROWS]
     text = write_card(licensed, {"max_tokens": 192, "rows": rows}, "me/head").read_text()
-    few = "prompts only: decides nothing)"
     for row in (
         "all, reasoning effort medium | 3 | 0.7 | 147 | 2.69 [2.62, 2.77]",
-        f"a\\|b &lt;img> c, reasoning effort medium | 5 | 0.7 | 9 | 1.50 [1.40, 1.60] (of 9 {few}",
+        "a\\|b &lt;img> c, reasoning effort medium | 5 | 0.7 | 9 | 1.50 [1.40, 1.60] (n = 9, too few)",
         "all, reasoning effort high | 3 | 0 | 147 | 2.80 [2.70, 2.90]",
-        f"one, reasoning effort medium | 3 | 0.7 | 1 | 2.31 (of 1 {few}",
+        "one, reasoning effort medium | 3 | 0.7 | 1 | 2.31 (n = 1, too few)",
     ):
         assert f"| measured on held-out prompts: {row} |" in text
     assert "nothing but its files has been checked" not in text  # vLLM has served it

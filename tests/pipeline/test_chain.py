@@ -1,5 +1,6 @@
 """The whole chain through real vLLM and real DeepSpeed, and what its head must be worth."""
 
+import html
 from pathlib import Path
 
 import pandas as pd
@@ -8,7 +9,12 @@ from safetensors import safe_open
 
 from drafthead.config import load_recipe
 from drafthead.data.responses import LOOP_LIMIT
+from drafthead.evaluation.columns import read_rows
+from drafthead.evaluation.decision.analysis import analyse
+from drafthead.evaluation.decision.verdict import unfit
 from drafthead.evaluation.measuring.acceptance import read_acceptance
+from drafthead.evaluation.results.levels import MEASURE
+from drafthead.files import in_markdown
 from drafthead.statistics import length_difference
 from tests.pipeline.small_run import overrides_for
 from tests.warm import run_trainer, run_warm
@@ -46,6 +52,43 @@ def test_the_head_beats_ngram(tiny_run):
     card = (tiny_run.head_dir / "README.md").read_text()
     for category in ("chat", "code", "long", "structured", "all"):
         assert f"{category} | 3 | 0 | " in card
+
+
+def test_what_got_worse_stands_in_the_verdict_and_response_lengths_in_the_report(tiny_run):
+    """One load, of more prompts than intervals need. Chunks of several tokens come at longer intervals by design."""
+    overrides = overrides_for(Path(tiny_run.output_dir), SHORT, "eval.concurrency=[2]", "eval.prompts_per_level=24")
+    printed = run_warm("eval/head.py", *overrides)
+    recipe = load_recipe(overrides=overrides)
+    page, markdown = ((recipe.results_dir / f"report.{kind}").read_text() for kind in ("html", "md"))
+    analysis, named = analyse(recipe), []
+    for verdict in analysis.verdicts:
+        reason = " ".join(verdict.reason.split())
+        assert reason in " ".join(printed.split())
+        assert reason in html.unescape(" ".join(page.split()))
+        assert in_markdown(verdict.reason) in markdown
+        for level in analysis.levels_of(verdict):
+            if unfit(level):
+                continue
+            hits, fewer = (100 * level.prefix_hits[method] for method in ("none", "eagle3"))
+            if hits - fewer > max(1, 0.1 * hits):
+                named.append("hits")
+                assert f"prefix-cache hits (%) {hits:.1f} → {fewer:.1f} at 2" in reason
+            for key, change in level.changes.items():
+                measure, (before, after) = MEASURE[key], level.values[key]
+                lost = 1 - after / before if measure.rate else after / before - 1
+                if change.resolved and lost > 0.1:
+                    named.append(key)
+                    assert f"{measure.title} {measure.text(before)} → {measure.text(after)} at 2" in reason
+    assert {"itl_mean", "hits"} <= {*named}
+    requests = read_rows(recipe.results_dir / "serving", "requests-*.parquet")
+    lengths = requests[requests["error"] == ""].groupby(["workload", "method"])["output_tokens"].mean()
+    table = markdown.partition("\n### Every load")[2].partition("\n\n")[2].partition("\n\n")[0]
+    header, _, *rows = ([cell.strip() for cell in line.split("|")] for line in table.splitlines())
+    shown = [dict(zip(header, row, strict=True)) for row in rows]
+    assert len(shown) == len(lengths) == 4  # all prompts and conversations, without drafts and with the head
+    for row in shown:
+        method = "none" if row["Method"] == "no speculation" else "eagle3"
+        assert row["Response (tokens)"].partition(",")[0] == f"{lengths[row['Workload'], method]:.1f}"
 
 
 @pytest.mark.long

@@ -190,7 +190,8 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
     return [*lead, *(v for v in found if v not in lead)]
 
 
-# In one batch the workloads wait for each other's prompts, so that even on a steady machine they do not quite add up.
+# In one batch the workloads wait for each other's prompts, so that even on a steady machine they do not quite add up:
+# how far they may miss is a choice, not a measurement.
 MIXING = 0.05
 
 

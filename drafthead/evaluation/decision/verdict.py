@@ -81,7 +81,8 @@ class Verdict:
         up_to: c*, where the decision is DEPLOY UP TO.
         change: of output throughput over the loads of the traffic that were measured and reached (up to c*, where
             there is one), weighted by their share of the time.
-        reason: why, what decides nothing at which load, and every resolved loss above NAMED_LOSS.
+        reason: why, and on lines of their own what decides nothing at which load and every resolved loss above
+            NAMED_LOSS.
         levels: every load of the traffic.
     """
 
@@ -122,7 +123,7 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
         *(_figure(level, key) for key in main),
         f"{level.failed} of {level.requests} requests failed" if level.failed else "",
         limits,
-        f"{_HITS} {_hits_text(level)}" if abs(hits[level.method] - hits[BASELINE]) >= _LEAST_HITS else "",
+        f"{_HITS} {_hits_text(level)} %" if abs(hits[level.method] - hits[BASELINE]) >= _LEAST_HITS else "",
         *(_figure(level, key) for key in losses(level) if key in MEASURE and key not in main),
         f"mean response {before:.1f} → {after:.1f} tokens, so it is not the same work" if level.length_differs else "",
     ]
@@ -132,8 +133,12 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
 def _figure(level: Level, key: str) -> str:
     """A measure of baseline and method, and its change."""
     measure = MEASURE[key]
-    before, after = map(measure.text, level.values[key])
-    return f"{measure.label} {before} → {after} {measure.unit} ({level.changes[key].text()})"
+    return f"{measure.label} {_values_text(level, key)} {measure.unit} ({level.changes[key].text()})"
+
+
+def _values_text(level: Level, key: str) -> str:
+    """A measure of baseline and method, in its unit."""
+    return " → ".join(map(MEASURE[key].text, level.values[key]))
 
 
 _LEAST_HITS = 0.01  # of the prompt tokens
@@ -142,24 +147,26 @@ _HITS = "prefix-cache hits"
 
 def _hits_text(level: Level) -> str:
     before, after = (100 * level.prefix_hits[name] for name in (BASELINE, level.method))
-    return f"{before:.1f} % → {after:.1f} %"
+    return f"{before:.1f} → {after:.1f}"
 
 
 def losses(level: Level) -> dict[str, tuple[str, str]]:
-    """Every resolved loss above NAMED_LOSS: measure -> its name and how much; none of a level that decides nothing.
+    """Every resolved loss above NAMED_LOSS: measure -> its name with its unit, and what it is without and with drafts.
+
+    Of a level that decides nothing there is none.
 
     Hits in the prefix cache are counted, not sampled: those that are lost are resolved.
     """
     if unfit(level):
         return {}
     found = {
-        key: (MEASURE[key].label, change.amount())
+        key: (MEASURE[key].title, _values_text(level, key))
         for key, change in level.changes.items()
         if change.resolved and change.loss > NAMED_LOSS
     }
     lost = level.prefix_hits[BASELINE] - level.prefix_hits[level.method]
     if lost >= _LEAST_HITS and lost > NAMED_LOSS * level.prefix_hits[BASELINE]:
-        found[_HITS] = _HITS, _hits_text(level)
+        found[_HITS] = f"{_HITS} (%)", _hits_text(level)
     return found
 
 
@@ -205,7 +212,7 @@ def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | N
     at = {word: [v.concurrency for v in found if v.decision == decision] for decision, word in words.items()}
     good, bad = at["gains"], at["loses"]
     reason = ", ".join(f"{word} at concurrency {', '.join(map(str, loads))}" for word, loads in at.items() if loads)
-    text = f"{reason}; over the traffic {change.text()} output throughput"
+    text = f"{reason}; output throughput {change.text()} over the traffic"
     up_to, decision = max((c for c in good if not any(b < c for b in bad)), default=None), DEPLOY
     if up_to is None:  # gains nowhere, or only above a load where it loses
         decision = DO_NOT if bad and not good else UNKNOWN
@@ -219,12 +226,12 @@ def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | N
             up_to = None
         else:
             decision, change = UP_TO, _over(below, shares)
-            text = f"{reason}; up to {up_to} {change.text()} output throughput"
+            text = f"{reason}; output throughput {change.text()} up to concurrency {up_to}"
     if change.resolved and change.value < 0:  # loads that are each unresolved may lose together
         up_to, decision = None, DO_NOT
     elif change.value < 0 and decision in (DEPLOY, UP_TO):
         up_to, decision = None, UNKNOWN
-    text = ". ".join([text, *_undecided(measured, shares), *_losses(reached)])
+    text = ".\n".join([text, *_undecided(measured, shares), *_losses(reached)])
     return Verdict(levels[0].workload, levels[0].method, levels[0].K, decision, up_to, change, text, tuple(found))
 
 
@@ -234,13 +241,13 @@ def _undecided(measured: Mapping[int, Level], shares: Mapping[int, float]) -> li
 
 
 def _losses(levels: Sequence[Level]) -> list[str]:
-    """One sentence with every loss at every load; none where nothing is lost."""
+    """One line with every loss at every load, baseline → method; none where nothing is lost."""
     found: dict[str, list[str]] = {}
     for level in sorted(levels, key=lambda level: level.concurrency):
-        for name, amount in losses(level).values():
-            found.setdefault(name, []).append(f"{amount} at concurrency {level.concurrency}")
-    text = "; ".join(f"{name} {', '.join(amounts)}" for name, amounts in found.items())
-    return [f"Worse by more than a tenth: {text}"] if text else []
+        for name, values in losses(level).values():
+            found.setdefault(name, []).append(f"{values} at {level.concurrency}")
+    text = "; ".join(f"{name} {', '.join(at)}" for name, at in found.items())
+    return [f"Worse by more than a tenth, by concurrency: {text}"] if text else []
 
 
 def traffic_change(pairs: Mapping[int, pd.DataFrame], weights: Mapping[int, float], by_block: Array) -> Change:

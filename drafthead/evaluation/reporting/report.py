@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 from typing import Any, NamedTuple
 
 import jinja2
@@ -37,6 +38,7 @@ from drafthead.evaluation.workload import NAMES
 from drafthead.files import atomic_path, in_markdown
 from drafthead.statistics import TimeChange
 
+_SHORT_CELL = 20  # characters
 _TONES: dict[str, Tone] = {DEPLOY: "better", UP_TO: "better", DO_NOT: "worse"}
 
 
@@ -85,9 +87,14 @@ def render(report: Report, template: str) -> str:
         lstrip_blocks=True,
     )
     environment.filters["base64"] = lambda data: base64.b64encode(data).decode()
-    # A cell that its column is too narrow for wraps, but neither within [low, high] nor around an equals sign.
-    environment.filters["wrapping"] = lambda text: re.sub(r" (?=[^\[]*\]|=)|(?<==) ", "\N{NO-BREAK SPACE}", text)
+    environment.filters["wrapping"] = _wrapping
     return environment.get_template(template).render(report=report, formulas=FORMULAS, tones=_TONES)
+
+
+def _wrapping(text: str) -> str:
+    """A short cell stays on one line, a longer one wraps: not within an amount or [low, high], nor at an equals."""
+    inseparable = " " if len(text) <= _SHORT_CELL else r" (?=[^\[]*\]|=|%|times |longer|shorter)|(?<==) "
+    return re.sub(inseparable, "\N{NO-BREAK SPACE}", text)
 
 
 def _in_markdown(value: Any) -> Any:
@@ -235,7 +242,7 @@ def print_brief(recipe: Recipe, analysis: Analysis) -> None:
     print_table(measured.brief_table([x for v in analysis.verdicts for x in analysis.levels_of(v)], decisions))
     print(f"\n{acceptance_line(analysis.acceptance)}")
     for v in analysis.verdicts:
-        print(f"{v.workload} prompts, {v.method} at K = {v.K}: {v.headline}\n  {v.reason}")
+        print(f"{v.workload} prompts, {v.method} at K = {v.K}: {v.headline}\n{indent(v.reason, '  ')}")
     advice = advise(recipe, analysis)
     print(f"\n{advice.text}\n  {advice.flag or advice.command}")
 
