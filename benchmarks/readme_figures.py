@@ -43,7 +43,7 @@ def acceptance_lines(summary: AcceptanceSummary) -> Iterator[str]:
     yield "| workload | acceptance length, EAGLE-3 head | acceptance length, n-gram |"
     yield "|---|---|---|"
     for category in (*sorted({m.category for m in summary.methods} - {ALL}), ALL):
-        cells = [f"{summary.of(method, category).length:.2f}" for method in ("eagle3", "ngram")]
+        cells = [f"{summary.of(method, category).length:.2f}" for method in ("head", "ngram")]
         cells.insert(0, MEANINGS.get(category, category))
         yield "| " + " | ".join(f"**{cell}**" if category == ALL else cell for cell in cells) + " |"
 

@@ -11,6 +11,7 @@ import json
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
+from drafthead.config.evaluation import HEAD
 from drafthead.engine.server import speculative_flag
 from drafthead.evaluation.decision.analysis import compare_schedule, fixed_length
 from drafthead.evaluation.decision.variants import (
@@ -24,7 +25,7 @@ from drafthead.evaluation.decision.verdict import DEPLOY, UP_TO
 from drafthead.evaluation.reporting.measured_tables import brief_table
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.results.levels import Level
-from drafthead.evaluation.workload import HEAD, speculative_config
+from drafthead.evaluation.workload import method_names, speculative_config
 
 OPTIONS = (
     ("--schedule", {"type": json.loads, "metavar": "JSON", "help": "instead of the cost model's: [[1,2,3],[3,64,1]]"}),
@@ -48,9 +49,10 @@ def main() -> None:
             return
     levels = measure_schedule(recipe, schedule)
     found = compare_schedule(recipe, schedule, levels)
-    print_table(brief_table(levels))
+    names = method_names(recipe)
+    print_table(brief_table(levels, names))
     by_load = "; ".join(f"at {c} {change.text()}" for c, change in found.by_load.items())
-    print(f"\n{found.sentence()}. By requests in flight: {by_load or 'unknown'}.")
+    print(f"\n{found.sentence(names)}. By requests in flight: {by_load or 'unknown'}.")
     print(f"The schedule against no speculation: {found.verdict.headline}.")
     name, K = (HEAD, found.against) if found.doubt else (SCHEDULED, found.verdict.K)
     if name == SCHEDULED or pays(recipe, levels, K):

@@ -21,6 +21,7 @@ from drafthead.evaluation.reporting.measured_tables import brief_table, plan_tab
 from drafthead.evaluation.reporting.report import write_preset_report
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.results.levels import read_serving, summarise_serving
+from drafthead.evaluation.workload import method_names
 
 FLAGS = (
     ("--preset", {"choices": preset_names(), "help": "repeat a published experiment"}),
@@ -38,7 +39,7 @@ def main() -> None:
     recipe = preset_recipe(recipe, preset) if preset else recipe
     plan = preset_plan(recipe, preset, args.miniature) if preset else recipe_plan(recipe)
     if preset or args.plan:
-        print_table(plan_table(plan, preset))
+        print_table(plan_table(plan, method_names(recipe), preset))
     if args.plan:
         if not plan.runs:  # a table without a row is not printed
             print("Nothing of it can be run: " + "; ".join(plan.skipped))
@@ -50,7 +51,7 @@ def main() -> None:
         page = write_preset_report(recipe, preset, plan, directory, recipe.results_dir / folder)
         print(f"\nReport: {page} (every table as text: {page.with_suffix('.md').name})")
     elif not args.no_tables:
-        print_table(brief_table(summarise_serving(read_serving(directory))))
+        print_table(brief_table(summarise_serving(read_serving(directory)), method_names(recipe)))
     if lost := left_out(read_manifest(directory)):
         print("\nNot measured, as they failed whenever they were tried:", *lost, sep="\n  ")
         print(f"Delete {directory / MANIFEST}, and the same command tries them once more.", flush=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from drafthead.artifacts import MANIFEST, ArtifactError, reference, require
-from drafthead.config.evaluation import HEADS, LABELS, OWN, SAMPLED, Method, MethodConfig
+from drafthead.config.evaluation import HEAD, HEADS, SAMPLED, Method, MethodConfig
 from drafthead.config.recipe import Recipe, local_or_hub
 from drafthead.data.prompts import KIND, Prompt, cut, prompt_id, read_prompts, read_trained_on
 from drafthead.data.rendering import UnrenderableError, renderer
@@ -27,19 +27,10 @@ from drafthead.target.tokenizer import load_tokenizer
 
 _LOG = logging.getLogger(__name__)
 BASELINE, BASELINE_AGAIN = "none", "none-again"
-HEAD: Method = OWN  # the recipe's own head
-
-
-class _Names(dict[str, str]):
-    """Methods that the recipe named itself are called what it calls them."""
-
-    def __missing__(self, method: str) -> str:
-        return method
-
-
-NAMES = _Names(LABELS)
-NAMES[BASELINE], NAMES[BASELINE_AGAIN] = "no speculation", "baseline again (noise floor)"
-NAMES[SAMPLED] = f"{LABELS[OWN]}, drafts sampled"
+_LABELS = {
+    BASELINE: "no speculation", BASELINE_AGAIN: "baseline again (noise floor)", "mtp": "the target's MTP layers",
+    "ngram": "n-gram", "ngram_gpu": "n-gram on the GPU", "suffix": "suffix decoding",
+}  # fmt: skip
 _LOOKUP = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
 _DEFAULTS: dict[Method, dict[str, Any]] = {"ngram": _LOOKUP, "ngram_gpu": _LOOKUP, "suffix": {}, "mtp": {}}
 
@@ -146,17 +137,41 @@ def prompt_room(recipe: Recipe, max_tokens: int, draft_tokens: int = 0) -> int:
 
 
 def method_of(recipe: Recipe, name: str) -> MethodConfig:
-    """The method of that name; those that need no `head` (the recipe's own head among them) exist without being listed.
+    """The method of that name; those that need no `head` (the recipe\'s head among them) exist without being listed.
 
     Raises:
         ValueError: the recipe has no such method.
     """
     found: dict[str, MethodConfig] = {method: MethodConfig(name=method, method=method) for method in (HEAD, *_DEFAULTS)}
-    found[SAMPLED] = MethodConfig(name=SAMPLED, method=OWN, extra={"draft_sample_method": "probabilistic"})
+    found[SAMPLED] = MethodConfig(name=SAMPLED, method=HEAD, extra={"draft_sample_method": "probabilistic"})
     found |= {settings.name: settings for settings in recipe.eval.methods}
     if name not in found:
         raise ValueError(f"no method {name} in eval.methods; there are {', '.join(found)}")
     return found[name]
+
+
+@dataclass(frozen=True)
+class MethodNames:
+    """What tables and plots call a method: the recipe's head goes by its drafter, an entry of eval.methods by its name.
+
+    Attributes:
+        drafter: name of the drafter of the recipe's head, such as DFlash.
+    """
+
+    drafter: str
+
+    def __getitem__(self, method: str) -> str:
+        heads = {HEAD: f"{self.drafter} head", SAMPLED: f"{self.drafter} head, drafts sampled"}
+        return (_LABELS | heads).get(method, method)
+
+    def at(self, method: str, K: int) -> str:
+        """The method with its draft length."""
+        return f"{self[method]}, K = {K}" if K else self[method]
+
+
+def method_names(recipe: Recipe) -> MethodNames:
+    """What this recipe's methods are called."""
+    return MethodNames(drafter_of(recipe.head).vllm.ALGORITHM)
 
 
 def methods_at(recipe: Recipe, listed: Sequence[str], temperature: float) -> tuple[str, ...]:
@@ -168,7 +183,7 @@ def head_of(recipe: Recipe, settings: MethodConfig) -> str | None:
     """The draft's directory or hub id; None for methods that draft without a model."""
     if settings.head:
         return local_or_hub(f"head of method {settings.name}", settings.head)
-    return str(recipe.head_dir) if settings.method == OWN else None
+    return str(recipe.head_dir) if settings.method == HEAD else None
 
 
 def speculative_config(recipe: Recipe, method: str, k: int | None = None) -> dict[str, Any] | None:
@@ -184,9 +199,10 @@ def speculative_config(recipe: Recipe, method: str, k: int | None = None) -> dic
     settings = method_of(recipe, method)
     head = head_of(recipe, settings)
     K = k or recipe.eval.draft_tokens_of(settings)[0]
-    if head is None or settings.head:
+    if settings.method != HEAD:
         drafting = {"model": head} if head else _DEFAULTS[settings.method]
         return {"method": settings.method, **drafting, "num_speculative_tokens": K, **settings.extra}
+    assert head is not None
     return drafter_of(recipe.head).vllm.speculative_config(head, K) | settings.extra
 
 
@@ -270,7 +286,7 @@ def _check_foreign(recipe: Recipe, settings: MethodConfig, head: str) -> None:
             check_tensor_files(Path(head))
         except FileNotFoundError as error:
             raise FileNotFoundError(f"method {settings.name}: {error}") from None
-        if settings.method == HEAD:
+        if settings.method in (HEAD, "eagle3"):
             check_files(Path(head), load_target_spec(recipe.target_path, recipe.target.revision))
     _LOG.info(
         f"{head} (method {settings.name}) was not made here: whether it has seen the held-out prompts cannot be checked"

@@ -74,7 +74,7 @@ def test_every_preset_fits_the_embedded_recipe_and_every_table_of_the_post_has_a
         assert any(table.title.startswith("Cost per 1M") for table in others)
         by_position = [row[0].text for t in others if t.title == "Acceptance by position" for row in t.rows]
         text = not all(workload.throughput_only for workload in sweep.workloads)
-        assert ("draft head" in by_position) == text
+        assert ("EAGLE-3 head" in by_position) == text
     page = write_pages(report, tmp_path / "out")
     assert page.read_text().count("<table>") == sum(len(section.tables) for section in report.sections)
     assert preset.title in render(report, "report.md.jinja")

@@ -40,12 +40,12 @@ def test_it_gains_what_the_best_fixed_length_loses_elsewhere(tmp_path, rows):
     recipe = tiny_recipe(tmp_path, "eval.traffic.workload=code")  # measured are all prompts, whatever the traffic's
     schedule = compare_schedule(recipe, SCHEDULE, levels)
     speed = {(x.method, x.K, x.concurrency): 1 + x.change(THROUGHPUT) for x in levels}
-    mix = {K: 1 / (0.5 / speed["eagle3", K, 1] + 0.5 / speed["eagle3", K, 32]) for K in (1, 3)}
-    both = 1 / (0.5 / speed["eagle3", 3, 1] + 0.5 / speed["eagle3", 1, 32])
+    mix = {K: 1 / (0.5 / speed["head", K, 1] + 0.5 / speed["head", K, 32]) for K in (1, 3)}
+    both = 1 / (0.5 / speed["head", 3, 1] + 0.5 / speed["head", 1, 32])
     assert schedule.against == 1 == max(mix, key=mix.__getitem__)
     assert schedule.change.value == pytest.approx(both / mix[1] - 1)
     assert (schedule.change.resolved, schedule.doubt) == (True, "")
-    by_load = [speed["eagle3", 3, 1] / speed["eagle3", 1, 1] - 1, 0]
+    by_load = [speed["head", 3, 1] / speed["head", 1, 1] - 1, 0]
     assert [change.value for change in schedule.by_load.values()] == pytest.approx(by_load)
     config = speculative_config(with_schedule(tiny_recipe(tmp_path), SCHEDULE), SCHEDULED, 3)
     assert (config["num_speculative_tokens"], config["num_speculative_tokens_per_batch_size"]) == (3, SCHEDULE)
@@ -68,7 +68,7 @@ def test_a_gain_that_collapses_at_one_load_is_not_advised(tmp_path, rows):
     """As vLLM issue 49548 reports around a threshold to K = 0."""
     levels = _levels(rows, {1: 3, 32: 3})
     shares = ("eval.traffic.concurrency.1=0.98", "eval.traffic.concurrency.32=0.02")
-    K1 = [level for level in levels if (level.method, level.K) != ("eagle3", 3)]
+    K1 = [level for level in levels if (level.method, level.K) != ("head", 3)]
     found = compare_schedule(tiny_recipe(tmp_path, *shares), SCHEDULE, K1)
     assert found.change.low > 0
     assert "concurrency 32" in found.doubt
@@ -77,7 +77,7 @@ def test_a_gain_that_collapses_at_one_load_is_not_advised(tmp_path, rows):
 def test_it_is_served_beside_every_fixed_length_without_servers_of_others(tmp_path, monkeypatch):
     def stop(recipe, plan, directory):
         assert {(run.method, run.k) for run in plan.runs} == {
-            ("none", 0), ("eagle3", 3), ("eagle3", 1), (SCHEDULED, 3),
+            ("none", 0), ("head", 3), ("head", 1), (SCHEDULED, 3),
         }  # fmt: skip
         assert not recipe.eval.endpoints
         raise KeyboardInterrupt

@@ -9,7 +9,7 @@ import numpy as np
 
 from drafthead.artifacts import MANIFEST, ArtifactError, describe_difference, read_manifest, reference, require
 from drafthead.config import Recipe
-from drafthead.config.evaluation import ALL, TrafficConfig
+from drafthead.config.evaluation import ALL, HEAD, TrafficConfig
 from drafthead.engine.server import deployment_command, speculative_flag
 from drafthead.evaluation.comparison import across_blocks, differ, sum_of_parts, throughput_change
 from drafthead.evaluation.decision.variants import SCHEDULED, Schedule, Variant, compare_variants, with_schedule
@@ -25,7 +25,7 @@ from drafthead.evaluation.results.levels import (
     summarise_serving,
 )
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_acceptance
-from drafthead.evaluation.workload import BASELINE, HEAD, NAMES, head_of, method_of, speculative_config
+from drafthead.evaluation.workload import BASELINE, MethodNames, head_of, method_names, method_of, speculative_config
 
 
 @dataclass(frozen=True)
@@ -265,12 +265,13 @@ def advise(recipe: Recipe, analysis: Analysis) -> Advice:
         text = f"Serve it at K = {verdict.K} for up to {verdict.up_to} requests at once; {above}:"
     else:
         text = f"Serve it at K = {verdict.K}:"
-    notes = [*(variant.sentence() for variant in analysis.variants), *_fastest(analysis)]
+    names = method_names(recipe)
+    notes = [*(variant.sentence(names) for variant in analysis.variants), *_fastest(analysis, names)]
     text = " ".join([text, *(f"{note}." for note in notes)])
     return Advice(text, speculative_flag(config), deployment_command(_as_served(recipe, analysis.manifests), config))
 
 
-def _fastest(analysis: Analysis) -> list[str]:
+def _fastest(analysis: Analysis, names: MethodNames) -> list[str]:
     """Method and draft length with the highest measured throughput at each load; empty where one was served."""
     here = [x for x in analysis.levels if x.workload == analysis.main.workload and x.steady and x.reached]
     if len({(level.method, level.K) for level in here}) < 2:
@@ -281,8 +282,8 @@ def _fastest(analysis: Analysis) -> list[str]:
 
     best = [max((x for x in here if x.concurrency == c), key=gain) for c in sorted({x.concurrency for x in here})]
     at = (
-        f"{NAMES[x.method]}, K = {x.K}, at {x.concurrency} ({gain(x):+.1%})" if gain(x) > 0
-        else f"{NAMES[BASELINE]} at {x.concurrency}"
+        f"{names.at(x.method, x.K)}, at {x.concurrency} ({gain(x):+.1%})" if gain(x) > 0
+        else f"{names[BASELINE]} at {x.concurrency}"
         for x in best
     )  # fmt: skip
     return [f"Fastest measured by requests in flight: {'; '.join(at)}"]

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from drafthead.config import Recipe
-from drafthead.config.evaluation import ALL, OWN, MethodConfig
+from drafthead.config.evaluation import ALL, HEAD, MethodConfig
 from drafthead.engine.offline import import_vllm
 from drafthead.evaluation.decision.cost_model import CostModel, fit, speed_points
 from drafthead.evaluation.decision.verdict import (
@@ -38,7 +38,7 @@ from drafthead.evaluation.decision.verdict import (
 from drafthead.evaluation.measuring.plan import is_conversations, recipe_plan, served_recipe
 from drafthead.evaluation.measuring.serving import measure_serving
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, steady, summarise_serving
-from drafthead.evaluation.workload import HEAD, NAMES, method_of
+from drafthead.evaluation.workload import MethodNames, method_of
 from drafthead.files import foreign
 from drafthead.statistics import Change
 
@@ -69,11 +69,11 @@ class Variant(NamedTuple):
     by_load: dict[int, Change]
     doubt: str
 
-    def sentence(self) -> str:
+    def sentence(self, names: MethodNames) -> str:
         """For the terminal and the report."""
-        gain = f"{NAMES[self.verdict.method]} at K = {self.verdict.K}: {self.change.text()} output throughput"
+        gain = f"{names[self.verdict.method]} at K = {self.verdict.K}: {self.change.text()} output throughput"
         doubt = f"; not advised: {self.doubt}" if self.doubt else ""
-        return f"{gain} against the {NAMES[self.beside]} at its best fixed draft length, K = {self.against}{doubt}"
+        return f"{gain} against the {names[self.beside]} at its best fixed draft length, K = {self.against}{doubt}"
 
 
 def compare_variants(recipe: Recipe, verdicts: Sequence[Verdict], levels: Sequence[Level]) -> list[Variant]:
@@ -235,7 +235,7 @@ def measure_schedule(recipe: Recipe, schedule: Schedule) -> list[Level]:
 def with_schedule(recipe: Recipe, schedule: Schedule) -> Recipe:
     """The recipe with the schedule as a method, at the longest draft length, and the traffic's prompts as measured."""
     longest = (max(recipe.eval.draft_tokens),)
-    method = MethodConfig(name=SCHEDULED, method=OWN, num_draft_tokens=longest, extra={KEY: schedule})
+    method = MethodConfig(name=SCHEDULED, method=HEAD, num_draft_tokens=longest, extra={KEY: schedule})
     others = [own for own in recipe.eval.methods if own.name != SCHEDULED]
     traffic = recipe.eval.traffic.model_copy(update={"workload": ALL})
     return recipe.changed("eval", methods=(*others, method), traffic=traffic)

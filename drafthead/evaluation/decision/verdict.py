@@ -19,7 +19,7 @@ from scipy import stats
 from drafthead.config.evaluation import SLOConfig
 from drafthead.evaluation.comparison import across_blocks, throughput_change
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level
-from drafthead.evaluation.workload import BASELINE, NAMES
+from drafthead.evaluation.workload import BASELINE
 from drafthead.statistics import CONFIDENCE, Array, Change
 
 Kept = Literal["kept", "unresolved", "missed"]
@@ -168,9 +168,9 @@ def unfit(level: Level) -> str:
     if level.failed > MOST_FAILED * level.requests:
         return "requests failed, see the column `error` of requests-*.parquet"
     if not level.reached:
-        methods = ", ".join(f"{value:.1f} ({NAMES[method]})" for method, value in level.running.items())
+        ran = f"{level.running[BASELINE]:.1f} without drafts, {level.running[level.method]:.1f} with them"
         return (
-            f"not reached: {level.concurrency} requests were to run at once, {methods} did; the others were not sent "
+            f"not reached: {level.concurrency} requests were to run at once, {ran} did; the others were not sent "
             "(too few prompts) or waited in the engine's queue (KV cache)"
         )
     if level.contradicted_by:

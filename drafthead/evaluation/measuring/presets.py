@@ -14,11 +14,11 @@ from pydantic import Field
 
 from drafthead.artifacts import MANIFEST
 from drafthead.config import Recipe
-from drafthead.config.evaluation import HEADS, Method, MethodConfig
+from drafthead.config.evaluation import HEAD, HEADS, Method, MethodConfig
 from drafthead.data.prompts import read_prompts
 from drafthead.drafters.config import ParallelHead
 from drafthead.evaluation.measuring.plan import Level, Plan, PlannedSweep, ServerRun, Sweep, WorkloadSpec, abba
-from drafthead.evaluation.workload import BASELINE, HEAD, lacks, method_of, where_to_add_prompts
+from drafthead.evaluation.workload import BASELINE, lacks, method_of, where_to_add_prompts
 from drafthead.section import Section
 
 _FOLDER = Path(__file__).with_name("experiments")
@@ -26,7 +26,7 @@ _EVERY = 1_000_000  # held-out prompts: all of a source's
 
 
 class PresetMethod(Section):
-    """Every entry of eval.methods that drafts with this method, at these Ks; OWN is that of the recipe's own head.
+    """Every entry of eval.methods that drafts with this method, at these Ks; for HEAD of other EAGLE-3 heads, too.
 
     With `model` the entry is a public draft model, served where the recipe's target is `target`.
     """
@@ -191,10 +191,11 @@ def _series(recipe: Recipe, sweep: PresetSweep) -> tuple[list[tuple[str, int]], 
     public = {entry.name for entry in sweep.methods if entry.model and entry.target == recipe.target.path}
     for entry in sweep.methods:
         # Public heads, which `preset_recipe` has added, are served at the Ks of their own entries.
-        names = [own.name for own in recipe.eval.methods if own.method == entry.method and own.name not in public]
+        alike = (HEAD, "eagle3") if entry.method == HEAD else (entry.method,)
+        names = [other.name for other in recipe.eval.methods if other.method in alike and other.name not in public]
         if entry.model and entry.target != recipe.target.path:
             skipped.append(f"{entry.name}: {entry.model} drafts for {entry.target}, the target is {recipe.target.path}")
-        elif not names and entry.method in HEADS and entry.method != HEAD:
+        elif not names and entry.method in HEADS:
             skipped.append(f"{entry.method}: eval.methods has no head for it; {HEADS[entry.method]}")
         else:
             for name in [entry.name] if entry.model else names or [entry.method]:

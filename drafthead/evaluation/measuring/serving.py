@@ -33,10 +33,10 @@ from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, write_row
 from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, WorkloadSpec, served_recipe
 from drafthead.evaluation.workload import (
     BASELINE,
-    NAMES,
     Workload,
     identity,
     load_workload,
+    method_names,
     prompt_room,
     speculative_config,
     where_to_add_prompts,
@@ -160,7 +160,7 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
         longest = max((prompts[level] for level in run.levels), key=len)
         warm_up(server, longest[-_WARM_UP_PROMPTS:], _WARM_UP_TOKENS)
         for level in run.levels:
-            result, counters = _run_level(server, run, level, prompts[level])
+            result, counters = _run_level(server, run, level, prompts[level], method_names(recipe)[run.method])
             key = _key(run, level)
             of_server = {"server_start_s": server.start_s, "server_command": json.dumps(server.command)}
             of_server |= server_capacity(server.log_path) | {"finished_at": time.time()}
@@ -187,13 +187,15 @@ def _server(recipe: Recipe, run: ServerRun, log_path: Path) -> AbstractContextMa
     return running_server(sized, log_path, speculative=speculative, extra_args=(*run.flags, *by_step))
 
 
-def _run_level(server: Server, run: ServerRun, level: Level, prompts: list[LoadRequest]) -> tuple[LoadResult, Counted]:
+def _run_level(
+    server: Server, run: ServerRun, level: Level, prompts: list[LoadRequest], method_name: str
+) -> tuple[LoadResult, Counted]:
     server.reset_prefix_cache()
     before = server.metrics()
     result = run_load(
         server, prompts, load=level.load, max_tokens=level.max_tokens, temperature=level.temperature,
         ignore_eos=level.workload.random is not None,
-        title=f"{NAMES[run.method]}, {level.workload.name}, {level.load.name}",
+        title=f"{method_name}, {level.workload.name}, {level.load.name}",
     )  # fmt: skip
     after = server.metrics()
     if not result.good:

@@ -18,10 +18,11 @@ from typing import Any
 import pandas as pd
 
 from drafthead.config import Recipe
+from drafthead.config.evaluation import HEAD
 from drafthead.data.responses import LOOP_LIMIT
 from drafthead.evaluation.measuring.acceptance import KIND, read_conditions
 from drafthead.evaluation.reporting.tables import Cell, Table, change_cell, length_cell, table
-from drafthead.evaluation.workload import BASELINE, HEAD
+from drafthead.evaluation.workload import BASELINE
 from drafthead.statistics import acceptance_length, acceptance_length_interval, length_change
 
 SERVED, REPLAYED = "served", "replayed"

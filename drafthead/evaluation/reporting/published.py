@@ -9,10 +9,10 @@ import numpy as np
 import yaml
 
 from drafthead.config import REPO_ROOT
-from drafthead.evaluation.reporting.measured_tables import series_name
+from drafthead.config.evaluation import HEAD
 from drafthead.evaluation.reporting.tables import Cell, Table, note, table
 from drafthead.evaluation.results.levels import MEASURE, Level, geometric_means, label
-from drafthead.evaluation.workload import HEAD
+from drafthead.evaluation.workload import MethodNames
 from drafthead.statistics import Change, TimeChange
 
 FIGURES = REPO_ROOT / "docs" / "published.yaml"
@@ -93,13 +93,14 @@ def figures() -> Iterator[Figure]:
                     yield Figure(workload, "100", text, measure=measure, statistic=load, **of)
 
 
-def published_table(levels: Sequence[Level], target: str) -> Table | None:
+def published_table(levels: Sequence[Level], names: MethodNames, target: str) -> Table | None:
     """What posts print of the same target, workload, GPUs, K and statistic; None where there is nothing.
 
     A geometric mean is one over the post's loads, all of them.
 
     Args:
         levels: measured.
+        names: of the methods.
         target: the recipe's, by name.
     """
     rows = []
@@ -122,6 +123,6 @@ def published_table(levels: Sequence[Level], target: str) -> Table | None:
                 "With drafts there": Cell(figure.head),
                 "Change there": Cell(figure.change.amount(), "better" if figure.change.value > 0 else "worse"),
                 "Change here": Cell(ours[0].amount()),
-                "Here": series_name(same[0].method, same[0].K),
+                "Here": names.at(same[0].method, same[0].K),
             })  # fmt: skip
     return table("Published figures", rows, note("published")) if rows else None

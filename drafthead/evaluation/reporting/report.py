@@ -33,7 +33,7 @@ from drafthead.evaluation.reporting.published import published_table
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, length_cell, note, print_table, table
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, summarise_serving
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_places
-from drafthead.evaluation.workload import NAMES
+from drafthead.evaluation.workload import MethodNames, method_names
 from drafthead.files import atomic_path, in_markdown
 from drafthead.statistics import TimeChange
 
@@ -59,6 +59,7 @@ class Report:
     sections: list[Section]
     caveats: list[str]
     verdicts: Sequence[Verdict] = ()
+    names: MethodNames | None = None  # of the verdicts' methods
     advice: Advice | None = None
 
 
@@ -101,13 +102,19 @@ def _section(title: str, tables: Sequence[Table | None], pictures: Sequence[Pict
 
 
 def _served(
-    title: str, levels: list[Level], requests: pd.DataFrame, price: float | None, *, only_reached: bool = True
+    title: str,
+    levels: list[Level],
+    names: MethodNames,
+    requests: pd.DataFrame,
+    price: float | None,
+    *,
+    only_reached: bool = True,
 ) -> list[Table | None]:
     return [
-        measured.levels_table(title, levels),
-        measured.means_table(levels, only_reached=only_reached),
-        measured.cost_table(levels, price) if price else None,
-        measured.acceptance_under_load(requests),
+        measured.levels_table(title, levels, names),
+        measured.means_table(levels, names, only_reached=only_reached),
+        measured.cost_table(levels, names, price) if price else None,
+        measured.acceptance_under_load(requests, names),
     ]
 
 
@@ -117,18 +124,19 @@ def _served(
 def build_report(recipe: Recipe, analysis: Analysis) -> Report:
     """Everything the templates need."""
     levels, runs, price = analysis.levels, analysis.rows.runs, recipe.eval.price_per_gpu_hour
-    matrices = measured.matrix_tables(levels)
-    served = _served("Every load: same prompts as the baseline", levels, analysis.rows.requests, price)
+    names = method_names(recipe)
+    matrices = measured.matrix_tables(levels, names)
+    served = _served("Every load: same prompts as the baseline", levels, names, analysis.rows.requests, price)
     summary = analysis.acceptance
     sections = [
-        _section("Workloads", [workloads_table(analysis), *matrices] if matrices else []),
+        _section("Workloads", [workloads_table(analysis, names), *matrices] if matrices else []),
         _section(
             "Acceptance",
-            [measured.acceptance_table(summary), measured.places_table(summary.places)],
-            acceptance_pictures(summary),
+            [measured.acceptance_table(summary, names), measured.places_table(summary.places, names)],
+            acceptance_pictures(summary, names),
         ),
-        _section("Serving", [*served, measured.memory_table(runs)], serving_pictures(levels)),
-        _section("Beside published figures", [published_table(levels, recipe.target.path)]),
+        _section("Serving", [*served, measured.memory_table(runs, names)], serving_pictures(levels, names)),
+        _section("Beside published figures", [published_table(levels, names, recipe.target.path)]),
     ]
     return Report(
         title=f"Draft head “{recipe.name}”",
@@ -138,6 +146,7 @@ def build_report(recipe: Recipe, analysis: Analysis) -> Report:
         sections=[section for section in sections if section.tables],
         caveats=_caveats(recipe, analysis),
         verdicts=analysis.verdicts,
+        names=names,
         advice=advise(recipe, analysis),
     )
 
@@ -208,12 +217,12 @@ def tracked(analysis: Analysis) -> dict[str, float | str]:
     return found
 
 
-def workloads_table(analysis: Analysis) -> Table:
+def workloads_table(analysis: Analysis, names: MethodNames) -> Table:
     """Verdict and throughput of every workload side by side."""
     rows = [
         {
             "Workload": verdict.workload,
-            "Method": measured.series_name(verdict.method, verdict.K),
+            "Method": names.at(verdict.method, verdict.K),
             "Verdict": Cell(verdict.headline, _TONES.get(verdict.decision, "unresolved")),
             "Over the traffic (%)": verdict.change,
         }
@@ -232,20 +241,21 @@ def workloads_table(analysis: Analysis) -> Table:
 def print_brief(recipe: Recipe, analysis: Analysis) -> None:
     """What a decider needs, on one screen."""
     decisions = {(v.workload, v.method, v.K, at.concurrency): at.decision for v in analysis.verdicts for at in v.levels}
-    print_table(measured.brief_table([x for v in analysis.verdicts for x in analysis.levels_of(v)], decisions))
-    print(f"\n{acceptance_line(analysis.acceptance)}")
+    names = method_names(recipe)
+    print_table(measured.brief_table([x for v in analysis.verdicts for x in analysis.levels_of(v)], names, decisions))
+    print(f"\n{acceptance_line(analysis.acceptance, names)}")
     for v in analysis.verdicts:
-        print(f"{v.workload} prompts, {v.method} at K = {v.K}: {v.headline}\n  {v.reason}")
+        print(f"{v.workload} prompts, {names.at(v.method, v.K)}: {v.headline}\n  {v.reason}")
     advice = advise(recipe, analysis)
     print(f"\n{advice.text}\n  {advice.flag or advice.command}")
 
 
-def acceptance_line(summary: AcceptanceSummary) -> str:
+def acceptance_line(summary: AcceptanceSummary, names: MethodNames) -> str:
     """Acceptance length of every method over all prompts, and how often the text stayed the same."""
     pooled = [m for m in summary.methods if m.category == ALL]
-    lengths = ", ".join(f"{NAMES[m.method]} {length_cell(m.length, m.prompts).text} (K = {m.K})" for m in pooled)
-    same = ", ".join(f"{NAMES[method]} {100 * share.value:.0f} %" for method, share in summary.identical.items())
-    text = f"Acceptance length at T = {summary.temperature:g}: {lengths}.{measured.hardly_accepted(summary)}"
+    lengths = ", ".join(f"{names[m.method]} {length_cell(m.length, m.prompts).text} (K = {m.K})" for m in pooled)
+    same = ", ".join(f"{names[method]} {100 * share.value:.0f} %" for method, share in summary.identical.items())
+    text = f"Acceptance length at T = {summary.temperature:g}: {lengths}.{measured.hardly_accepted(summary, names)}"
     return f"{text} Responses identical to the baseline's: {same}." if same else text
 
 
@@ -270,7 +280,7 @@ def write_preset_report(recipe: Recipe, preset: Preset, plan: Plan, source: Path
 
 def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: ServingRows, manifest: dict) -> Report:
     """Every table of the post in a section of its own, then what stands over all of them."""
-    sections, every, price = [], [], recipe.eval.price_per_gpu_hour
+    sections, every, price, names = [], [], recipe.eval.price_per_gpu_hour, method_names(recipe)
     for index, sweep in enumerate(plan.sweeps, 1):
         own = _rows_of(sweep, rows)
         # Advice needs the throughput, whatever the post shows.
@@ -279,16 +289,16 @@ def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: Servin
         if not levels:  # all of its methods failed
             continue
         every += levels
-        tables = _served(sweep.title, levels, own.requests, price, only_reached=False)
+        tables = _served(sweep.title, levels, names, own.requests, price, only_reached=False)
         places = summarise_places(own.requests.rename(columns={"output_tokens": "num_tokens"}))
-        tables += [measured.places_table([*places])]
-        tables += measured.matrix_tables(levels) if len({level.load for level in levels}) > 1 else []
-        sections.append(_section(sweep.title, tables, serving_pictures(levels, f"table-{index}-", measures)))
+        tables += [measured.places_table([*places], names)]
+        tables += measured.matrix_tables(levels, names) if len({level.load for level in levels}) > 1 else []
+        sections.append(_section(sweep.title, tables, serving_pictures(levels, names, f"table-{index}-", measures)))
     whole = [
-        measured.limits_table(every, preset.tpot_limits_ms),
-        measured.memory_table(rows.runs),
-        published_table(every, recipe.target.path),
-        measured.plan_table(plan, preset),
+        measured.limits_table(every, names, preset.tpot_limits_ms),
+        measured.memory_table(rows.runs, names),
+        published_table(every, names, recipe.target.path),
+        measured.plan_table(plan, names, preset),
     ]
     left = manifest["counts"]["too_long"]
     too_long = (
