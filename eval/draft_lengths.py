@@ -24,7 +24,7 @@ from drafthead.evaluation.decision.variants import (
 from drafthead.evaluation.decision.verdict import DEPLOY, UP_TO
 from drafthead.evaluation.reporting.measured_tables import brief_table
 from drafthead.evaluation.reporting.tables import print_table
-from drafthead.evaluation.results.levels import Level
+from drafthead.evaluation.results.levels import LoadComparison
 from drafthead.evaluation.workload import method_names, speculative_config
 
 OPTIONS = (
@@ -54,15 +54,15 @@ def main() -> None:
     by_load = "; ".join(f"at {c} {change.text()}" for c, change in found.by_load.items())
     print(f"\n{found.sentence(names)}. By requests in flight: {by_load or 'unknown'}.")
     print(f"The schedule against no speculation: {found.verdict.headline}.")
-    name, K = (HEAD, found.against) if found.doubt else (SCHEDULED, found.verdict.K)
+    name, K = (HEAD, found.against) if found.rejection_reason else (SCHEDULED, found.verdict.key.K)
     if name == SCHEDULED or pays(recipe, levels, K):
         print(f"  {speculative_flag(speculative_config(with_schedule(recipe, schedule), name, K))}")
 
 
-def pays(recipe: Recipe, levels: list[Level], K: int) -> bool:
+def pays(recipe: Recipe, levels: list[LoadComparison], K: int) -> bool:
     """Whether a fixed draft length is to be served at all; prints the verdict."""
     verdict = fixed_length(recipe, levels, K)
-    print(f"K = {verdict.K} against no speculation: {verdict.headline} ({verdict.reason}).")
+    print(f"K = {verdict.key.K} against no speculation: {verdict.headline} ({verdict.reason}).")
     return verdict.decision in (DEPLOY, UP_TO)
 
 

@@ -20,6 +20,7 @@ HEAD: Method = "head"  # name and method of the recipe's head; what vLLM calls i
 # The same with sampled drafts, measured beside it wherever responses are sampled: at T = 0 the two are the same.
 SAMPLED = f"{HEAD}.sampled"
 ALL = "all"  # the workload of every held-out prompt
+CONVERSATIONS = "multi-turn"  # the workload of those that share a prefix, turn by turn
 SEED = 0  # of sampled responses, of random prompts, and of the order in which prompts are sent
 Effort = Literal["low", "medium", "high"]
 _Item = TypeVar("_Item")

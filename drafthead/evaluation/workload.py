@@ -26,9 +26,9 @@ from drafthead.target.spec import load_target_spec, recipe_spec, target_names
 from drafthead.target.tokenizer import load_tokenizer
 
 _LOG = logging.getLogger(__name__)
-BASELINE, BASELINE_AGAIN = "none", "none-again"
+BASELINE = "none"
 _LABELS = {
-    BASELINE: "no speculation", BASELINE_AGAIN: "baseline again (noise floor)", "mtp": "the target's MTP layers",
+    BASELINE: "no speculation", "mtp": "the target's MTP layers",
     "ngram": "n-gram", "ngram_gpu": "n-gram on the GPU", "suffix": "suffix decoding",
 }  # fmt: skip
 _LOOKUP = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
@@ -239,7 +239,7 @@ def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict
         made_from["chat_template_kwargs"] = template_kwargs
     described = []
     for settings in (method_of(recipe, name) for name in methods if name != BASELINE):
-        if missing := lacks(recipe, settings.name):
+        if missing := missing_requirement(recipe, settings.name):
             raise ValueError(f"method {settings.name}: {missing}; or leave the method out of eval.methods")
         head = _head_reference(recipe, workload, settings)
         if head and settings.name == HEAD:
@@ -249,7 +249,7 @@ def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict
     return made_from | {"methods": described}
 
 
-def lacks(recipe: Recipe, method: str) -> str | None:
+def missing_requirement(recipe: Recipe, method: str) -> str | None:
     """What keeps this machine from drafting with a method by name, and what to do; None where nothing does."""
     config = speculative_config(recipe, method) or {}
     if config["method"] == "suffix" and find_spec("arctic_inference") is None:

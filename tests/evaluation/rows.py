@@ -49,7 +49,7 @@ def write_results(
     for method, quality in (("none", None), ("head", 0.7), ("ngram", 0.2)):
         rows = [_answer(rng, method, i, quality) for i in range(prompts)]
         if method == "none":
-            rows += [{**row, "method": "none-again"} for row in rows]
+            rows += [{**row, "again": True} for row in rows]
         pd.DataFrame(rows).to_parquet(directory / f"method-{method}.parquet")
     finish(directory, {"prompts": prompts, "too_long": 0, "methods": 3})
     directory = recipe.results_dir / "serving"
@@ -124,7 +124,7 @@ def _answer(rng: np.random.Generator, method: str, index: int, quality: float | 
     accepted_at = accepted_at[: K if quality else 0]
     looping = index % 16 == 0
     return dict.fromkeys(ACCEPTANCE_COLUMNS, 0) | {
-        "method": method, "k": K if drafts else 0, "effort": "medium", "prompt_id": f"p{index:03d}",
+        "method": method, "again": False, "k": K if drafts else 0, "effort": "medium", "prompt_id": f"p{index:03d}",
         "category": CATEGORIES[index % len(CATEGORIES)], "prompt_tokens": 100,
         "output_sha256": hashlib.sha256(f"{index}".encode()).hexdigest(),
         # N-gram has steps without a draft.
@@ -170,5 +170,5 @@ def _level(method: str, concurrency: int) -> dict:
     """What requests and runs say of their level, the draft length excepted."""
     return {
         "method": method, "tensor_parallel": 1, "workload": ALL, "throughput_only": False, "load": f"c{concurrency}",
-        "concurrency": concurrency,
+        "concurrency": concurrency, "request_rate": np.inf, "burstiness": 1.0,
     }  # fmt: skip

@@ -19,8 +19,8 @@ def measured(tmp_path_factory) -> tuple[Recipe, ServingRows]:
     recipe = tiny_recipe(tmp_path_factory.mktemp("rates"))
     rows = served(recipe, head_speed={1: 1.3, 8: 1.3, 9: 0.7, 10: 0.7}, prompts=64)
     for frame in rows:
-        frame["load"] = "c" + frame["concurrency"].astype(str)
         frame["load"] = frame["load"].replace({"c9": "r4-c8", "c10": "r16"})
+        frame["request_rate"] = frame["concurrency"].map({9: 4.0, 10: 16.0}).fillna(np.inf)
         frame["concurrency"] = frame["concurrency"].replace({9: 8, 10: 0})
     return recipe, rows
 
@@ -29,8 +29,8 @@ def test_the_verdict_is_by_requests_in_flight(measured, capsys):
     analysis = analyse(*measured)
     (verdict,) = analysis.verdicts
     assert (verdict.decision, [v.concurrency for v in verdict.levels]) == ("DEPLOY", [1, 8])
-    assert {level.load for level in analysis.levels} == {"c1", "c8", "r4-c8", "r16"}
-    assert {level.load for level in analysis.levels_of(analysis.main)} == {"c1", "c8"}
+    assert {level.key.load.name for level in analysis.levels} == {"c1", "c8", "r4-c8", "r16"}
+    assert {level.key.load.name for level in analysis.levels_of(analysis.main)} == {"c1", "c8"}
     measures, means = levels_table("Every load", analysis.levels, NAMES), means_table(analysis.levels, NAMES)
     assert {row[1].text for row in measures.rows} == {"1", "8", "r4-c8", "r16"}
     assert "the verdict leaves such loads out" in measures.note
@@ -81,10 +81,10 @@ def test_every_workload_has_a_verdict_and_all_prompts_decide(tmp_path):
         recipe,
         together(each(rows, lambda f: f.query(f"not ({other})")), each(rows, lambda f: slower(f.query(other), 2))),
     )
-    assert {v.workload: v.decision for v in analysis.verdicts} == {
+    assert {v.key.workload: v.decision for v in analysis.verdicts} == {
         "all": "DEPLOY", "code": "DEPLOY", "other": "DO NOT DEPLOY",
     }  # fmt: skip
-    assert analysis.main.workload == "all"
+    assert analysis.main.key.workload == "all"
     section = build_report(recipe, analysis).sections[0]
     assert section.title == "Workloads"
     every, throughput, length, ttft = section.tables

@@ -92,7 +92,7 @@ def test_a_prompt_that_loops_under_one_load_counts_under_the_others(analysis):
     requests = requests.assign(accepted_by_step=steps)
     baseline, first = requests["method"] == "none", requests["prompt_id"] == "p000"
     requests = requests.assign(repeated=requests["repeated"].mask(baseline & first & (requests["load"] == "c1"), 0.5))
-    again = completed(requests, runs.assign(workload=runs["prompts_of"]))
+    again = completed(requests, runs)
     drafts = again.requests[(again.requests["method"] == "head") & first].set_index("load")["drafts"]
     assert drafts.eq(0).to_dict() == {load: load == "c1" for load in drafts.index}
     assert len(drafts) > 2

@@ -21,7 +21,8 @@ def _row(
     """One prompt whose steps are (proposed, accepted)."""
     kept, drafted = np.array([a for _, a in steps], int), np.array([p for p, _ in steps], int)
     return {
-        "method": method, "k": k, "temperature": 0.0, "effort": "low", "prompt_id": prompt, "category": "chat",
+        "method": method, "again": False, "k": k, "temperature": 0.0, "effort": "low", "prompt_id": prompt,
+        "category": "chat",
         "drafts": len(steps), "proposed": drafted.sum(), "accepted": kept.sum(), "output_sha256": sha,
         "accepted_at": [(kept > i).sum() for i in range(k)],
         "reached_at": [((kept >= i) & (drafted > i)).sum() for i in range(k)],

@@ -14,7 +14,7 @@ from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, hel
 from drafthead.evaluation.decision.variants import compare_variants
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge, losses
 from drafthead.evaluation.reporting.measured_tables import brief_table, levels_table, memory_table
-from drafthead.evaluation.results.levels import Level, ServingRows, completed, summarise_serving
+from drafthead.evaluation.results.levels import LoadComparison, ServingRows, completed, summarise_serving
 from drafthead.evaluation.workload import speculative_config
 from drafthead.statistics import Change
 from tests.evaluation.rows import JUDGED, NAMES, each, served, slower, together
@@ -39,8 +39,8 @@ def levels(rows):
     return summarise_serving(rows)
 
 
-def _decide(levels: list[Level], loads: tuple[int, ...], slo: SLOConfig | None = None):
-    chosen = [level for level in levels if level.K == 3 and level.concurrency in loads]
+def _decide(levels: list[LoadComparison], loads: tuple[int, ...], slo: SLOConfig | None = None):
+    chosen = [level for level in levels if level.key.K == 3 and level.key.concurrency in loads]
     return decide(chosen, TrafficConfig().shares(loads), slo)
 
 
@@ -62,7 +62,7 @@ def test_the_four_decisions(levels, loads, decision, up_to):
 
 def test_a_gain_beside_a_loss_that_no_interval_resolves_decides_nothing(levels):
     """8 requests at once are unresolved, the gain at 32 is resolved, and the slower pairs at 8 outweigh it."""
-    by_load = {level.concurrency: level for level in levels if level.K == 3}
+    by_load = {level.key.concurrency: level for level in levels if level.key.K == 3}
     pairs, unresolved = by_load[8].paired.copy(), dict.fromkeys(by_load[8].changes, Change(-0.02, -0.5, 0.4))
     noise = np.where(np.arange(len(pairs)) % 2, 2.0, 0.1)  # hardly a prompt as fast as another
     pairs["share_s_head"] *= noise
@@ -79,7 +79,7 @@ def test_a_gain_beside_a_loss_that_no_interval_resolves_decides_nothing(levels):
 @pytest.mark.parametrize("shares", [{2: 0.98, 4: 0.02}, {2: 0.9, 4: 0.02, 8: 0.08}])
 def test_a_loss_over_the_traffic_is_not_deployed_however_it_is_spread(levels, shares):
     """A loss of 20 % at 2 requests at once, itself unresolved, beside a gain at 4."""
-    by_load = {level.concurrency: level for level in levels if level.K == 3}
+    by_load = {level.key.concurrency: level for level in levels if level.key.K == 3}
     loss = Change(-0.2, -0.5, 0.1)
     unresolved = dict.fromkeys(by_load[32].changes, loss)
     verdict = decide([replace(by_load[32], concurrency=2, changes=unresolved), by_load[4], by_load[8]], shares)
@@ -88,7 +88,7 @@ def test_a_loss_over_the_traffic_is_not_deployed_however_it_is_spread(levels, sh
 
 
 def test_a_load_that_was_not_run_is_never_deployed_at(levels):
-    own = [level for level in levels if level.K == 3]
+    own = [level for level in levels if level.key.K == 3]
     verdict = decide(own, {1: 0.5, 2: 0.3, 16: 0.2})
     by_load = {v.concurrency: v for v in verdict.levels}
     assert (verdict.decision, verdict.up_to) == (UP_TO, 1)
@@ -264,7 +264,7 @@ def test_a_load_that_is_not_what_its_workloads_add_up_to_decides_nothing(tmp_pat
     verdict = verdicts_of(recipe, levels)[0]
     (level,) = verdict.levels
     assert level.decision == (UNKNOWN if not decided else DEPLOY if every > 1 else DO_NOT)
-    whole, *alone = sorted(levels, key=lambda level: level.workload)
+    whole, *alone = sorted(levels, key=lambda level: level.key.workload)
     assert (whole.contradicted_by is None) == decided
     assert all(level.contradicted_by is None for level in alone)
     if not decided:
@@ -279,7 +279,7 @@ def test_the_draft_length_is_the_one_that_serves_the_traffic_fastest(tmp_path):
     for share, chosen in ((0.1, (1, "DEPLOY")), (0.9, (3, "DEPLOY UP TO concurrency 1"))):
         traffic = (f"eval.traffic.concurrency.1={share}", f"eval.traffic.concurrency.32={1 - share}")
         (verdict,) = verdicts_of(tiny_recipe(tmp_path, *traffic), levels)
-        assert (verdict.K, verdict.headline) == chosen
+        assert (verdict.key.K, verdict.headline) == chosen
 
 
 def _advice(recipe, rows, levels, **engine: int) -> Advice:
@@ -314,7 +314,7 @@ def test_no_draft_is_called_fastest_where_all_of_them_lose(tmp_path):
 
 
 def test_above_the_loads_that_gain_another_server_is_advised(recipe, rows, levels):
-    own = [level for level in levels if level.K == 3]
+    own = [level for level in levels if level.key.K == 3]
     advice = _advice(recipe, rows, own)
     assert _config(advice) == speculative_config(recipe, "head", 3)
     assert "up to 4 requests at once; without the head from 32 on" in advice.text
@@ -340,7 +340,7 @@ def test_a_variant_is_advised_where_it_gains(recipe, rows, speeds, reached, doub
     kept = each(few, lambda f: slower(f[f["k"] == 3].assign(method="kept"), 1 / f["concurrency"].map(speeds)))
     kept.runs.loc[kept.runs["concurrency"] == 4, "reached"] = reached
     both = together(few, kept)
-    levels = [x for x in summarise_serving(both, JUDGED) if x.K == 3]
+    levels = [x for x in summarise_serving(both, JUDGED) if x.key.K == 3]
     advice = _advice(beside, both, levels)
     assert _config(advice) == speculative_config(beside, "head" if doubt else "kept", 3)
     assert doubt in advice.text
@@ -426,15 +426,15 @@ def test_conversations_are_judged_at_the_draft_length_that_is_served(tmp_path, s
     parts = [("all", "head", 3, both), ("all", "head", 1, both)]
     parts += [("multi-turn", "head", 3, {8: 2.0}), ("multi-turn", "head", 1, {8: shorter})]
     first, *others = verdicts_of(recipe, slowed(recipe, *parts))
-    assert (first.workload, first.K, first.decision) == wanted
-    assert {verdict.K for verdict in others} == {first.K}
+    assert (first.key.workload, first.key.K, first.decision) == wanted
+    assert {verdict.key.K for verdict in others} == {first.key.K}
 
 
 def test_another_method_that_loses_on_conversations_is_not_deployed(tmp_path):
     recipe = tiny_recipe(tmp_path, "eval.traffic.workload=null", "eval.methods=[head,ngram]")
     parts = [("all", "ngram", 3, {1: 1.0, 8: 1.0}), ("multi-turn", "ngram", 3, {8: 2.0})]
     first = verdicts_of(recipe, slowed(recipe, *parts))[0]
-    assert (first.workload, first.decision) == ("multi-turn", DO_NOT)
+    assert (first.key.workload, first.decision) == ("multi-turn", DO_NOT)
 
 
 def test_a_method_that_gains_on_conversations_alone_is_not_advised(tmp_path):
@@ -444,10 +444,10 @@ def test_a_method_that_gains_on_conversations_alone_is_not_advised(tmp_path):
     parts += [("all", "ngram", 3, {1: 1.0, 8: 2.0}), ("multi-turn", "ngram", 3, {8: 1.0})]
     levels = slowed(recipe, *parts)
     verdicts = verdicts_of(recipe, levels)
-    assert (verdicts[0].workload, verdicts[0].method, verdicts[0].decision) == ("multi-turn", "head", DO_NOT)
+    assert (verdicts[0].key.workload, verdicts[0].key.method, verdicts[0].decision) == ("multi-turn", "head", DO_NOT)
     (variant,) = compare_variants(recipe, verdicts, levels)
     assert variant.change.low > 0
-    assert variant.doubt == "DEPLOY UP TO concurrency 1 on all prompts"
+    assert variant.rejection_reason == "DEPLOY UP TO concurrency 1 on all prompts"
 
 
 def test_memory_is_compared_on_as_many_gpus(rows):
@@ -460,7 +460,7 @@ def test_memory_is_compared_on_as_many_gpus(rows):
 
 
 def test_a_head_that_slows_serving_is_left_out_of_the_command(recipe, rows, levels):
-    slow = [level for level in levels if level.concurrency in (8, 32) and level.K == 3]
+    slow = [level for level in levels if level.key.concurrency in (8, 32) and level.key.K == 3]
     advice = _advice(recipe, rows, slow)
     assert advice.flag == ""
     assert "--speculative-config" not in advice.command
@@ -476,13 +476,13 @@ def test_too_few_prompts_decide_nothing_and_their_acceptance_is_marked(tmp_path,
 
 
 def test_the_main_verdict_is_over_the_workload_of_the_traffic_at_the_main_temperature(tmp_path):
-    workloads = ("MT-Bench", "all", "MT-Bench T=1", "all T=1")
-    levels = summarise_serving(served(tiny_recipe(tmp_path), head_speed={1: 1.3}, prompts=16, workloads=workloads))
+    rows = served(tiny_recipe(tmp_path), head_speed={1: 1.3}, prompts=16, workloads=("MT-Bench", "all"))
+    levels = summarise_serving(together(rows, each(rows, lambda f: f.assign(temperature=1.0))))
     for temperatures, of, main in (
-        ("[0,1]", "null", "all"), ("[1,0]", "null", "all T=1"), ("[1,0]", "MT-Bench", "MT-Bench T=1"),
+        ("[0,1]", "null", ("all", 0, 1)), ("[1,0]", "null", ("all", 1, 1)), ("[1,0]", "MT-Bench", ("MT-Bench", 1, 1)),
     ):  # fmt: skip
         recipe = tiny_recipe(tmp_path, f"eval.temperatures={temperatures}", f"eval.traffic.workload={of}")
-        assert verdicts_of(recipe, levels)[0].workload == main
+        assert verdicts_of(recipe, levels)[0].key.setting == main
 
 
 def test_traffic_of_a_workload_that_was_not_measured_is_refused(recipe, levels):

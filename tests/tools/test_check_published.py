@@ -58,5 +58,5 @@ def test_the_same_target_workload_and_statistic_stand_beside_the_published_ones(
     speed = found["mlperf-gpt-oss, 1 GPU(s), K = 3, geomean, output_tokens_per_s"]
     assert (speed[4].text, speed[5].text[:2]) == ("+9.5 %", "+3")
     assert published_table(levels, NAMES, "another/model") is None
-    assert published_table([level for level in levels if level.prompts_of == "mine"], NAMES, target) is None
-    assert published_table([level for level in levels if level.concurrency <= 5], NAMES, target) is None
+    assert published_table([level for level in levels if level.key.workload == "mine"], NAMES, target) is None
+    assert published_table([level for level in levels if level.key.concurrency <= 5], NAMES, target) is None

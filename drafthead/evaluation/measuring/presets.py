@@ -17,8 +17,9 @@ from drafthead.config import Recipe
 from drafthead.config.evaluation import HEAD, HEADS, Method, MethodConfig
 from drafthead.data.prompts import read_prompts
 from drafthead.drafters.config import ParallelHead
-from drafthead.evaluation.measuring.plan import Level, Plan, PlannedSweep, ServerRun, Sweep, WorkloadSpec, abba
-from drafthead.evaluation.workload import BASELINE, lacks, method_of, where_to_add_prompts
+from drafthead.evaluation.columns import LevelKey
+from drafthead.evaluation.measuring.plan import Plan, PlannedLoad, PlannedSweep, ServerRun, Sweep, WorkloadSpec, abba
+from drafthead.evaluation.workload import BASELINE, method_of, missing_requirement, where_to_add_prompts
 from drafthead.section import Section
 
 _FOLDER = Path(__file__).with_name("experiments")
@@ -117,7 +118,7 @@ def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan
         miniature: at the size of the embedded target, on one device.
     """
     flags = preset.miniature_flags if miniature else preset.flags
-    servers: dict[tuple[str, int, int, bool], dict[str, Level]] = {}
+    servers: dict[tuple[str, int, int, bool], dict[str, PlannedLoad]] = {}
     sweeps, skipped = [], []
     missing: dict[WorkloadSpec, int] = {}
     for published in preset.sweeps:
@@ -137,10 +138,13 @@ def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan
         endpoints = [(endpoint.name, 0) for endpoint in recipe.eval.endpoints] if sweep.endpoints else []
         if sweep.endpoints and not endpoints:
             skipped.append("other engines: name them in eval.endpoints (name, url, model)")
+        keys: set[LevelKey] = set()
         for gpus, (method, k) in product(parallel, (*series, *endpoints)):
             own = servers.setdefault((method, k, gpus, (method, k) in endpoints), {})
             own.update({level.name: own.get(level.name, level) for level in levels})
-        sweeps.append(PlannedSweep(sweep.title, sweep.measures, (*series, *endpoints), levels))
+            run = ServerRun(0, method, k, levels, gpus)
+            keys.update(map(run.key, levels))
+        sweeps.append(PlannedSweep(sweep.title, sweep.measures, frozenset(keys)))
     runs = [
         ServerRun(0, method, k, tuple(levels.values()), gpus, () if endpoint else flags, endpoint)
         for (method, k, gpus, endpoint), levels in servers.items()
@@ -195,11 +199,11 @@ def _series(recipe: Recipe, sweep: PresetSweep) -> tuple[list[tuple[str, int]], 
         names = [other.name for other in recipe.eval.methods if other.method in alike and other.name not in public]
         if entry.model and entry.target != recipe.target.path:
             skipped.append(f"{entry.name}: {entry.model} drafts for {entry.target}, the target is {recipe.target.path}")
-        elif not names and entry.method in HEADS:
+        elif not names and not entry.model and entry.method in HEADS:
             skipped.append(f"{entry.method}: eval.methods has no head for it; {HEADS[entry.method]}")
         else:
             for name in [entry.name] if entry.model else names or [entry.method]:
-                missing = lacks(recipe, name)
+                missing = missing_requirement(recipe, name)
                 skipped += [f"{name}: {missing}"] if missing else []
                 ks = entry.num_draft_tokens or recipe.eval.draft_tokens_of(method_of(recipe, name))
                 # A head that fills several positions in one pass has none beyond those that it was trained for.

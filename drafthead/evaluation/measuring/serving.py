@@ -30,7 +30,7 @@ from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, run_
 from drafthead.engine.offline import on_cpu
 from drafthead.engine.server import Server, ServerError, running_server, server_capacity
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, write_rows
-from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, WorkloadSpec, served_recipe
+from drafthead.evaluation.measuring.plan import Plan, PlannedLoad, ServerRun, WorkloadSpec, served_recipe
 from drafthead.evaluation.workload import (
     BASELINE,
     Workload,
@@ -56,7 +56,7 @@ _COUNTERS = {
     "prefix_hits": "vllm:prefix_cache_hits",
 }
 
-Prompts = dict[Level, list[LoadRequest]]
+Prompts = dict[PlannedLoad, list[LoadRequest]]
 Counted = dict[str, int | list[int]]
 
 
@@ -161,7 +161,7 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
         warm_up(server, longest[-_WARM_UP_PROMPTS:], _WARM_UP_TOKENS)
         for level in run.levels:
             result, counters = _run_level(server, run, level, prompts[level], method_names(recipe)[run.method])
-            key = _key(run, level)
+            key = run.key(level).columns() | {"block": run.block, "throughput_only": level.workload.throughput_only}
             of_server = {"server_start_s": server.start_s, "server_command": json.dumps(server.command)}
             of_server |= server_capacity(server.log_path) | {"finished_at": time.time()}
             runs.append(key | result.summary(level.load) | of_server | counters)
@@ -188,7 +188,7 @@ def _server(recipe: Recipe, run: ServerRun, log_path: Path) -> AbstractContextMa
 
 
 def _run_level(
-    server: Server, run: ServerRun, level: Level, prompts: list[LoadRequest], method_name: str
+    server: Server, run: ServerRun, level: PlannedLoad, prompts: list[LoadRequest], method_name: str
 ) -> tuple[LoadResult, Counted]:
     server.reset_prefix_cache()
     before = server.metrics()
@@ -213,24 +213,11 @@ def _run_level(
     return result, counted
 
 
-def _key(run: ServerRun, level: Level) -> dict[str, Any]:
-    return {key: getattr(run, key) for key in ("k", "block", "tensor_parallel")} | {
-        "method": run.method,
-        "workload": level.workload.name,
-        "throughput_only": level.workload.throughput_only,
-        "temperature": level.temperature,
-        "load": level.load.name,
-        "concurrency": level.load.concurrency or 0,
-        "request_rate": float(level.load.request_rate or "inf"),
-        "burstiness": level.load.burstiness,
-    }
-
-
 # Which prompts a level sends: the same ones to every method, in an order that mixes categories.
 
 
 def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload, firsts: Workload | None = None) -> Prompts:
-    """Level -> what it sends, for every level of the plan.
+    """Planned load -> what it sends, for every level of the plan.
 
     Args:
         recipe: as it is served.
@@ -294,7 +281,7 @@ def _pool(whole: Workload, firsts: Workload | None, spec: WorkloadSpec) -> list[
     return [LoadRequest(prompts[i].id, prompts[i].prompt_ids) for i in order]
 
 
-def _conversations(recipe: Recipe, pool: list[LoadRequest], level: Level, draft_tokens: int) -> list[LoadRequest]:
+def _conversations(recipe: Recipe, pool: list[LoadRequest], level: PlannedLoad, draft_tokens: int) -> list[LoadRequest]:
     """All first turns, then all second ones, so that the turn before is answered when the next one is sent.
 
     A turn is a held-out prompt behind the prompts of the turns before it. The responses between them are left out: they
@@ -313,7 +300,7 @@ def _conversations(recipe: Recipe, pool: list[LoadRequest], level: Level, draft_
     return found
 
 
-def _random_prompts(recipe: Recipe, level: Level, draft_tokens: int) -> list[LoadRequest]:
+def _random_prompts(recipe: Recipe, level: PlannedLoad, draft_tokens: int) -> list[LoadRequest]:
     """Ordinary tokens drawn evenly; the same ones for the same workload and seed."""
     assert level.workload.random is not None
     length, longest = level.workload.random

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drafthead.config.evaluation import ALL, HEAD
-from drafthead.evaluation.results.levels import MEASURE, Level, Measure, grouped
+from drafthead.evaluation.results.levels import MEASURE, LoadComparison, Measure, grouped
 from drafthead.evaluation.results.summary import AcceptanceSummary
 from drafthead.evaluation.workload import BASELINE, MethodNames
 from drafthead.statistics import few
@@ -105,7 +105,7 @@ def acceptance_pictures(summary: AcceptanceSummary, names: MethodNames) -> list[
 
 
 def serving_pictures(
-    levels: Sequence[Level], names: MethodNames, prefix: str = "", measures: Sequence[str] = CURVES
+    levels: Sequence[LoadComparison], names: MethodNames, prefix: str = "", measures: Sequence[str] = CURVES
 ) -> list[Picture]:
     """By workload: measures over concurrency from two loads on, acceptance over K from two draft lengths on.
 
@@ -117,9 +117,10 @@ def serving_pictures(
     """
     found: list[Picture] = []
     rows = -(-len(measures) // 2)
-    for index, ((workload,), own) in enumerate(grouped(levels, "workload").items()):
-        steady = [level for level in own if level.steady] or own
-        if len({level.concurrency for level in steady}) > 1:
+    for index, own in enumerate(grouped(levels, "setting").values()):
+        workload = own[0].key.workload_title
+        steady = [level for level in own if level.key.steady] or own
+        if len({level.key.concurrency for level in steady}) > 1:
             caption = f"{workload} prompts, over concurrency; levels that were not reached are hollow."
             with _picture(found, f"{prefix}curves-{index}", caption, 3.0 * rows) as figure:
                 grid = figure.subplots(rows, 2, squeeze=False).flatten()
@@ -129,21 +130,21 @@ def serving_pictures(
                     spare.remove()
                 figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
         drafted = [level for level in own if not np.isnan(level.acceptance_length.value)]
-        if any(len({level.K for level in same}) > 1 for same in grouped(drafted, "method").values()):
+        if any(len({level.key.K for level in same}) > 1 for same in grouped(drafted, "method").values()):
             caption = f"Acceptance length over draft length under load, {workload} prompts; the band spans the loads."
             with _picture(found, f"{prefix}acceptance-k-{index}", caption) as figure:
                 _over_draft_length(figure.subplots(), drafted, names)
     return found
 
 
-def _curves(axes: Axes, levels: Sequence[Level], measure: Measure, names: MethodNames) -> None:
+def _curves(axes: Axes, levels: Sequence[LoadComparison], measure: Measure, names: MethodNames) -> None:
     """A line for the baseline and for every method and draft length, over requests in flight."""
-    loads = sorted({level.concurrency for level in levels})
+    loads = sorted({level.key.concurrency for level in levels})
     series = grouped(levels, "method", "K")
     colours = _colours([method for method, _ in series])
     lines = [(BASELINE, 0, levels), *((method, K, own) for (method, K), own in series.items())]
     for method, K, own in lines:
-        by_load = sorted({level.concurrency: level for level in own}.items())
+        by_load = sorted({level.key.concurrency: level for level in own}.items())
         at = [loads.index(load) for load, _ in by_load]
         values = [measure.scale * level.values[measure.key][method != BASELINE] for _, level in by_load]
         axes.plot(at, values, "-", color=colours[method], label=names.at(method, K))
@@ -157,16 +158,16 @@ def _curves(axes: Axes, levels: Sequence[Level], measure: Measure, names: Method
     axes.set_ylim(0, 1.05 * measure.scale * highest or 1.0)  # no request may have the measure
 
 
-def _over_draft_length(axes: Axes, levels: Sequence[Level], names: MethodNames) -> None:
+def _over_draft_length(axes: Axes, levels: Sequence[LoadComparison], names: MethodNames) -> None:
     """Mean over the loads, in a band from the least to the most."""
-    colours = _colours([level.method for level in levels])
+    colours = _colours([level.key.method for level in levels])
     for (method,), own in grouped(levels, "method").items():
         by_K = sorted(grouped(own, "K").items())
         lengths = {K: [level.acceptance_length.value for level in same] for (K,), same in by_K}
         least, mean, most = np.array([(min(same), np.mean(same), max(same)) for same in lengths.values()]).T
         axes.plot(list(lengths), mean, "o-", color=colours[method], label=names[method])
         axes.fill_between(list(lengths), least, most, color=colours[method], alpha=0.2)
-    axes.set(xticks=sorted({level.K for level in levels}), xlabel="draft tokens K")
+    axes.set(xticks=sorted({level.key.K for level in levels}), xlabel="draft tokens K")
     axes.set_ylabel("acceptance length (tokens)")
     axes.set_ylim(bottom=1.0)
     _legend(axes)

@@ -33,7 +33,7 @@ def served_rows(recipe: Recipe) -> pd.DataFrame:
     found, several = [], len(recipe.eval.reasoning_efforts) > 1
     measured = read_conditions(recipe.results_dir / KIND)
     for (temperature, effort), rows in measured.groupby(["temperature", "effort"], sort=False):
-        baseline = rows[rows["method"] == BASELINE].set_index("prompt_id")["repeated"]
+        baseline = rows[(rows["method"] == BASELINE) & ~rows["again"]].set_index("prompt_id")["repeated"]
         own = rows[(rows["method"] == HEAD) & (rows["prompt_id"].map(baseline) <= LOOP_LIMIT)]
         how = [SERVED, *[f"T = {temperature:g}"] * bool(temperature), *[f"effort {effort}"] * several]
         found.append(own.assign(how=", ".join(how)))

@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,20 +20,20 @@ from markupsafe import Markup
 
 from drafthead.artifacts import read_manifest
 from drafthead.config import Recipe
-from drafthead.config.evaluation import ALL
-from drafthead.evaluation.columns import FORMULAS, write_rows
+from drafthead.config.evaluation import ALL, LoadConfig
+from drafthead.evaluation.columns import FORMULAS, rows_of, write_rows
 from drafthead.evaluation.decision.analysis import Advice, Analysis, advise
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict
 from drafthead.evaluation.measuring import acceptance, serving
-from drafthead.evaluation.measuring.plan import Plan, PlannedSweep
+from drafthead.evaluation.measuring.plan import Plan
 from drafthead.evaluation.measuring.presets import Preset
 from drafthead.evaluation.reporting import measured_tables as measured
 from drafthead.evaluation.reporting.figures import Picture, acceptance_pictures, serving_pictures
 from drafthead.evaluation.reporting.published import published_table
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, length_cell, note, print_table, table
-from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, summarise_serving
+from drafthead.evaluation.results.levels import THROUGHPUT, LoadComparison, ServingRows, read_serving, summarise_serving
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_places
-from drafthead.evaluation.workload import MethodNames, method_names
+from drafthead.evaluation.workload import BASELINE, MethodNames, method_names
 from drafthead.files import atomic_path, in_markdown
 from drafthead.statistics import TimeChange
 
@@ -103,7 +103,7 @@ def _section(title: str, tables: Sequence[Table | None], pictures: Sequence[Pict
 
 def _served(
     title: str,
-    levels: list[Level],
+    levels: list[LoadComparison],
     names: MethodNames,
     requests: pd.DataFrame,
     price: float | None,
@@ -206,9 +206,11 @@ def tracked(analysis: Analysis) -> dict[str, float | str]:
     for m in analysis.acceptance.methods:
         found[f"evaluation/acceptance_length/{m.category}/{m.method}-k{m.K}"] = m.length.value
     for verdict in analysis.verdicts:
-        found[f"evaluation/verdict/{verdict.workload}/{verdict.method}-k{verdict.K}"] = verdict.headline
+        found[f"evaluation/verdict/{verdict.key.workload_title}/{verdict.key.method}-k{verdict.key.K}"] = (
+            verdict.headline
+        )
     for level in analysis.levels:
-        name = f"{level.workload}/{level.load}/{level.method}-k{level.K}"
+        name = f"{level.key.workload_title}/{level.key.load_name}/{level.key.method}-k{level.key.K}"
         for key, change in level.changes.items():
             if isinstance(change, TimeChange):
                 found[f"evaluation/times_as_long/{name}/{key}"] = 1 + change.loss
@@ -221,13 +223,13 @@ def workloads_table(analysis: Analysis, names: MethodNames) -> Table:
     """Verdict and throughput of every workload side by side."""
     rows = [
         {
-            "Workload": verdict.workload,
-            "Method": names.at(verdict.method, verdict.K),
+            "Workload": verdict.key.workload_title,
+            "Method": names.at(verdict.key.method, verdict.key.K),
             "Verdict": Cell(verdict.headline, _TONES.get(verdict.decision, "unresolved")),
             "Over the traffic (%)": verdict.change,
         }
         | {
-            f"c = {x.concurrency} (%)": change_cell(x.changes[THROUGHPUT.key], x.reached)
+            f"c = {x.key.concurrency} (%)": change_cell(x.changes[THROUGHPUT.key], x.reached)
             for x in analysis.levels_of(verdict)
         }
         for verdict in analysis.verdicts
@@ -240,12 +242,16 @@ def workloads_table(analysis: Analysis, names: MethodNames) -> Table:
 
 def print_brief(recipe: Recipe, analysis: Analysis) -> None:
     """What a decider needs, on one screen."""
-    decisions = {(v.workload, v.method, v.K, at.concurrency): at.decision for v in analysis.verdicts for at in v.levels}
+    decisions = {
+        replace(v.key, load=LoadConfig(concurrency=at.concurrency)): at.decision
+        for v in analysis.verdicts
+        for at in v.levels
+    }
     names = method_names(recipe)
     print_table(measured.brief_table([x for v in analysis.verdicts for x in analysis.levels_of(v)], names, decisions))
     print(f"\n{acceptance_line(analysis.acceptance, names)}")
     for v in analysis.verdicts:
-        print(f"{v.workload} prompts, {names.at(v.method, v.K)}: {v.headline}\n  {v.reason}")
+        print(f"{v.key.workload_title} prompts, {names.at(v.key.method, v.key.K)}: {v.headline}\n  {v.reason}")
     advice = advise(recipe, analysis)
     print(f"\n{advice.text}\n  {advice.flag or advice.command}")
 
@@ -254,7 +260,10 @@ def acceptance_line(summary: AcceptanceSummary, names: MethodNames) -> str:
     """Acceptance length of every method over all prompts, and how often the text stayed the same."""
     pooled = [m for m in summary.methods if m.category == ALL]
     lengths = ", ".join(f"{names[m.method]} {length_cell(m.length, m.prompts).text} (K = {m.K})" for m in pooled)
-    same = ", ".join(f"{names[method]} {100 * share.value:.0f} %" for method, share in summary.identical.items())
+    same = ", ".join(
+        f"{measured.FLOOR if method == BASELINE else names[method]} {100 * share.value:.0f} %"
+        for method, share in summary.identical.items()
+    )
     text = f"Acceptance length at T = {summary.temperature:g}: {lengths}.{measured.hardly_accepted(summary, names)}"
     return f"{text} Responses identical to the baseline's: {same}." if same else text
 
@@ -282,7 +291,7 @@ def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: Servin
     """Every table of the post in a section of its own, then what stands over all of them."""
     sections, every, price, names = [], [], recipe.eval.price_per_gpu_hour, method_names(recipe)
     for index, sweep in enumerate(plan.sweeps, 1):
-        own = _rows_of(sweep, rows)
+        own = ServingRows(*(rows_of(frame, sweep.keys) for frame in rows))
         # Advice needs the throughput, whatever the post shows.
         measures = list(dict.fromkeys((THROUGHPUT.key, *sweep.measures)))
         levels = summarise_serving(own, measures)
@@ -292,7 +301,7 @@ def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: Servin
         tables = _served(sweep.title, levels, names, own.requests, price, only_reached=False)
         places = summarise_places(own.requests.rename(columns={"output_tokens": "num_tokens"}))
         tables += [measured.places_table([*places], names)]
-        tables += measured.matrix_tables(levels, names) if len({level.load for level in levels}) > 1 else []
+        tables += measured.matrix_tables(levels, names) if len({level.key.load for level in levels}) > 1 else []
         sections.append(_section(sweep.title, tables, serving_pictures(levels, names, f"table-{index}-", measures)))
     whole = [
         measured.limits_table(every, names, preset.tpot_limits_ms),
@@ -312,14 +321,3 @@ def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: Servin
         sections=[*sections, _section("Over all of it", whole)],
         caveats=[*_not_measured(manifest), *too_long, *(f"Left out: {reason}." for reason in plan.skipped)],
     )
-
-
-def _rows_of(sweep: PlannedSweep, rows: ServingRows) -> ServingRows:
-    """The rows of a sweep's servers at its levels."""
-    levels = [(level.workload.name, level.load.name, level.temperature) for level in sweep.levels]
-
-    def own(frame: pd.DataFrame) -> pd.DataFrame:
-        series = frame.set_index(["method", "k"]).index.isin(sweep.series)
-        return frame[series & frame.set_index(["prompts_of", "load", "temperature"]).index.isin(levels)]
-
-    return ServingRows(own(rows.requests), own(rows.runs))
