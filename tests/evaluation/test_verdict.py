@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from drafthead.config.evaluation import SLOConfig, TrafficConfig
+from drafthead.config.evaluation import LoadConfig, SLOConfig, TrafficConfig
 from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, held_to_workloads, verdicts_of
 from drafthead.evaluation.decision.variants import compare_variants
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge, losses
@@ -37,6 +37,10 @@ def rows(recipe):
 @pytest.fixture(scope="module")
 def levels(rows):
     return summarise_serving(rows)
+
+
+def _at(level: LoadComparison, concurrency: int) -> LoadComparison:
+    return replace(level, key=replace(level.key, load=LoadConfig(concurrency=concurrency)))
 
 
 def _decide(levels: list[LoadComparison], loads: tuple[int, ...], slo: SLOConfig | None = None):
@@ -67,7 +71,7 @@ def test_a_gain_beside_a_loss_that_no_interval_resolves_decides_nothing(levels):
     noise = np.where(np.arange(len(pairs)) % 2, 2.0, 0.1)  # hardly a prompt as fast as another
     pairs["share_s_head"] *= noise
     verdict = decide(
-        [replace(by_load[8], paired=pairs, changes=unresolved), replace(by_load[4], concurrency=32)],
+        [replace(by_load[8], paired=pairs, changes=unresolved), _at(by_load[4], 32)],
         {8: 0.95, 32: 0.05},
     )
     assert [at.decision for at in verdict.levels] == [UNKNOWN, DEPLOY]
@@ -82,7 +86,7 @@ def test_a_loss_over_the_traffic_is_not_deployed_however_it_is_spread(levels, sh
     by_load = {level.key.concurrency: level for level in levels if level.key.K == 3}
     loss = Change(-0.2, -0.5, 0.1)
     unresolved = dict.fromkeys(by_load[32].changes, loss)
-    verdict = decide([replace(by_load[32], concurrency=2, changes=unresolved), by_load[4], by_load[8]], shares)
+    verdict = decide([replace(_at(by_load[32], 2), changes=unresolved), by_load[4], by_load[8]], shares)
     assert [at.decision for at in verdict.levels] == [UNKNOWN, DEPLOY, UNKNOWN][: len(shares)]
     assert (verdict.decision, verdict.up_to) == (DO_NOT, None)
 
