@@ -71,8 +71,8 @@ class MethodConfig(Section):
 
     @model_validator(mode="after")
     def _check_head(self) -> Self:
-        if self.name.startswith("none"):
-            raise ValueError(f"method name {self.name}: `none` is the baseline, which is always measured")
+        if self.name == "none":
+            raise ValueError("method name none: that is the baseline, which is always measured")
         if self.method in HEADS and not self.head:
             raise ValueError(
                 f"method {self.name}: method {self.method} needs `head`, a directory or a hub id; {HEADS[self.method]}"

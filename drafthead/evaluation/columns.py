@@ -1,7 +1,7 @@
 """The rows that measurements write, as Parquet; columns.yaml beside this says what every column means."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,11 @@ class LevelKey:
         return self.load.name if self.load and self.load.request_rate else str(self.concurrency)
 
     @property
+    def over_loads(self) -> "LevelKey":
+        """The same over several loads."""
+        return replace(self, load=None)
+
+    @property
     def workload_title(self) -> str:
         """As tables name it, see `setting_title`."""
         return setting_title(*self.setting)
@@ -74,13 +79,9 @@ class LevelKey:
         """The columns of a row that say which measurement it is of."""
         assert self.load is not None
         return dict(zip(SETTING, self.setting, strict=True)) | {
-            "method": self.method,
-            "k": self.K,
-            "load": self.load.name,
-            "concurrency": self.concurrency,
-            "request_rate": float(self.load.request_rate or "inf"),
-            "burstiness": self.load.burstiness,
-        }
+            "method": self.method, "k": self.K, "load": self.load.name, "concurrency": self.concurrency,
+            "request_rate": float(self.load.request_rate or "inf"), "burstiness": self.load.burstiness,
+        }  # fmt: skip
 
 
 def level_key(row: pd.Series) -> LevelKey:

@@ -56,7 +56,7 @@ class Analysis:
 
     def levels_of(self, verdict: Verdict) -> list[LoadComparison]:
         """The levels that a verdict may rest on: of its workload, method and draft length, without a request rate."""
-        return [x for x in self.levels if x.key.steady and replace(x.key, load=None) == verdict.key]
+        return [x for x in self.levels if x.key.steady and x.key.over_loads == verdict.key]
 
 
 def analyse(recipe: Recipe, rows: ServingRows | None = None) -> Analysis:

@@ -9,7 +9,7 @@ was measured. Whatever the decision, the reason names every measure that got wor
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -224,7 +224,7 @@ def decide(levels: Sequence[LoadComparison], shares: dict[int, float], slo: SLOC
     elif change.value < 0 and decision in (DEPLOY, UP_TO):
         up_to, decision = None, UNKNOWN
     text = ". ".join([text, *_undecided(measured, shares), *_losses(reached)])
-    return Verdict(replace(levels[0].key, load=None), decision, up_to, change, text, tuple(found))
+    return Verdict(levels[0].key.over_loads, decision, up_to, change, text, tuple(found))
 
 
 def _undecided(measured: Mapping[int, LoadComparison], shares: Mapping[int, float]) -> list[str]:

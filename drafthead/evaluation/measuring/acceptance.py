@@ -257,18 +257,13 @@ def _measure(recipe: Recipe, share: _Share, workloads: Workloads, bar: Any = Non
             rows = _generate(engine, recipe, condition, mine, bar)
             if condition.passes == 2:
                 engine.reset_cache()
-                rows += _generate(engine, recipe, condition, mine[::-1], bar, again=True)
+                rows += [row | {"again": True} for row in _generate(engine, recipe, condition, mine[::-1], bar)]
                 places += [2 * len(prompts) - 1 - number for number, _ in mine[::-1]]
             write_rows(pd.DataFrame(rows, pd.Index(places), columns=list(ACCEPTANCE_COLUMNS)), path)
 
 
 def _generate(
-    engine: Engine,
-    recipe: Recipe,
-    condition: Condition,
-    numbered: list[tuple[int, EvalPrompt]],
-    bar: Any,
-    again: bool = False,
+    engine: Engine, recipe: Recipe, condition: Condition, numbered: list[tuple[int, EvalPrompt]], bar: Any
 ) -> list[dict[str, Any]]:
     temperature, most = condition.temperature, recipe.eval.max_tokens
     requests = [  # a seed per prompt: the same draw whatever the batch
@@ -276,13 +271,8 @@ def _generate(
         for number, prompt in numbered
     ]
     generations = engine.generate(requests, bar)
-    key = {
-        "method": condition.method,
-        "again": again,
-        "k": condition.k,
-        "temperature": temperature,
-        "effort": condition.effort,
-    }
+    key = {"method": condition.method, "again": False, "k": condition.k, "temperature": temperature}
+    key["effort"] = condition.effort
     return [key | _row(p, one, condition.k) for (_, p), one in zip(numbered, generations, strict=True)]
 
 

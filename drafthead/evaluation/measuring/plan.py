@@ -181,11 +181,8 @@ def recipe_plan(recipe: Recipe) -> Plan:
     levels = every.levels(recipe)
     if settings.steady_loads:
         most = max(settings.steady_loads, key=lambda load: load.concurrency or 0)
-        update = {
-            "workloads": (WorkloadSpec(name=CONVERSATIONS, turns=3),),
-            "loads": (most,),
-            "temperatures": settings.temperatures[:1],
-        }
+        talks = WorkloadSpec(name=CONVERSATIONS, turns=3)
+        update = {"workloads": (talks,), "loads": (most,), "temperatures": settings.temperatures[:1]}
         levels += every.model_copy(update=update).levels(recipe)
     served = methods_at(recipe, settings.served, max(settings.temperatures))
     series = [(name, k) for name in served for k in settings.draft_tokens_of(method_of(recipe, name))]

@@ -134,14 +134,14 @@ def _response_cell(level: LoadComparison) -> Cell:
 
 
 def brief_table(
-    levels: Sequence[LoadComparison], names: MethodNames, decisions: dict[LevelKey, str] | None = None
+    levels: Sequence[LoadComparison], names: MethodNames, decisions: dict[tuple[LevelKey, int], str] | None = None
 ) -> Table:
     """What an operator pays and a user waits for at every load.
 
     Args:
         levels: measured.
         names: of the methods.
-        decisions: level -> the verdict there.
+        decisions: (key over all loads, concurrency) -> the verdict there.
     """
     rows = []
     for level in levels:
@@ -152,7 +152,7 @@ def brief_table(
             "Acceptance length": _length(level, bounds=False),
         }
         if decisions is not None:
-            row["Verdict"] = Cell(decisions.get(level.key, "not in the traffic"))
+            row["Verdict"] = Cell(decisions.get((level.key.over_loads, level.key.concurrency), "not in the traffic"))
         rows.append(row)
     return table("Serving with drafts, against no speculation", rows, note("brief", loops=note("loops")))
 
@@ -246,7 +246,7 @@ def matrix_tables(levels: Sequence[LoadComparison], names: MethodNames) -> list[
         "Output throughput against the baseline (%)": lambda at: change_cell(at.changes[THROUGHPUT.key], at.reached),
         "Acceptance length": _length,
     }
-    if ttft := next((key for key in levels[0].changes if key.startswith("ttft")), None):
+    if ttft := next((key for key in levels[0].changes if MEASURE[key].column == "ttft_s"), None):
         cells["TTFT against the baseline"] = lambda at: change_cell(at.changes[ttft], at.reached)
     return [
         table(

@@ -1,7 +1,7 @@
 """Published figures (docs/published.yaml) beside a user's own, where target, workload, K and statistic are the same."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from typing import Any
 
@@ -107,7 +107,7 @@ def published_table(levels: Sequence[LoadComparison], names: MethodNames, target
     rows = []
     for figure in (figure for figure in figures() if figure.target == target):
         key = LevelKey(figure.workload, figure.temperature, figure.gpus, figure.method or HEAD, figure.K, None)
-        same = [level for level in levels if replace(level.key, load=None) == key]
+        same = [level for level in levels if level.key.over_loads == key]
         if figure.statistic == "geomean":
             loads = published()["posts"][figure.post]["concurrency"]
             of_post = [x for x in same if x.key.steady and x.key.concurrency in loads]

@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from drafthead.artifacts import read_manifest
 from drafthead.config import Recipe
-from drafthead.config.evaluation import ALL, LoadConfig
+from drafthead.config.evaluation import ALL
 from drafthead.evaluation.columns import FORMULAS, rows_of, write_rows
 from drafthead.evaluation.decision.analysis import Advice, Analysis, advise
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict
@@ -102,14 +102,9 @@ def _section(title: str, tables: Sequence[Table | None], pictures: Sequence[Pict
 
 
 def _served(
-    title: str,
-    levels: list[LoadComparison],
-    names: MethodNames,
-    requests: pd.DataFrame,
-    price: float | None,
-    *,
-    only_reached: bool = True,
+    title: str, levels: list[LoadComparison], requests: pd.DataFrame, recipe: Recipe, *, only_reached: bool = True
 ) -> list[Table | None]:
+    names, price = method_names(recipe), recipe.eval.price_per_gpu_hour
     return [
         measured.levels_table(title, levels, names),
         measured.means_table(levels, names, only_reached=only_reached),
@@ -123,10 +118,9 @@ def _served(
 
 def build_report(recipe: Recipe, analysis: Analysis) -> Report:
     """Everything the templates need."""
-    levels, runs, price = analysis.levels, analysis.rows.runs, recipe.eval.price_per_gpu_hour
-    names = method_names(recipe)
+    levels, runs, names = analysis.levels, analysis.rows.runs, method_names(recipe)
     matrices = measured.matrix_tables(levels, names)
-    served = _served("Every load: same prompts as the baseline", levels, names, analysis.rows.requests, price)
+    served = _served("Every load: same prompts as the baseline", levels, analysis.rows.requests, recipe)
     summary = analysis.acceptance
     sections = [
         _section("Workloads", [workloads_table(analysis, names), *matrices] if matrices else []),
@@ -206,9 +200,8 @@ def tracked(analysis: Analysis) -> dict[str, float | str]:
     for m in analysis.acceptance.methods:
         found[f"evaluation/acceptance_length/{m.category}/{m.method}-k{m.K}"] = m.length.value
     for verdict in analysis.verdicts:
-        found[f"evaluation/verdict/{verdict.key.workload_title}/{verdict.key.method}-k{verdict.key.K}"] = (
-            verdict.headline
-        )
+        judged = verdict.key
+        found[f"evaluation/verdict/{judged.workload_title}/{judged.method}-k{judged.K}"] = verdict.headline
     for level in analysis.levels:
         name = f"{level.key.workload_title}/{level.key.load_name}/{level.key.method}-k{level.key.K}"
         for key, change in level.changes.items():
@@ -242,11 +235,7 @@ def workloads_table(analysis: Analysis, names: MethodNames) -> Table:
 
 def print_brief(recipe: Recipe, analysis: Analysis) -> None:
     """What a decider needs, on one screen."""
-    decisions = {
-        replace(v.key, load=LoadConfig(concurrency=at.concurrency)): at.decision
-        for v in analysis.verdicts
-        for at in v.levels
-    }
+    decisions = {(v.key, at.concurrency): at.decision for v in analysis.verdicts for at in v.levels}
     names = method_names(recipe)
     print_table(measured.brief_table([x for v in analysis.verdicts for x in analysis.levels_of(v)], names, decisions))
     print(f"\n{acceptance_line(analysis.acceptance, names)}")
@@ -260,10 +249,8 @@ def acceptance_line(summary: AcceptanceSummary, names: MethodNames) -> str:
     """Acceptance length of every method over all prompts, and how often the text stayed the same."""
     pooled = [m for m in summary.methods if m.category == ALL]
     lengths = ", ".join(f"{names[m.method]} {length_cell(m.length, m.prompts).text} (K = {m.K})" for m in pooled)
-    same = ", ".join(
-        f"{measured.FLOOR if method == BASELINE else names[method]} {100 * share.value:.0f} %"
-        for method, share in summary.identical.items()
-    )
+    shares = {measured.FLOOR if m == BASELINE else names[m]: share.value for m, share in summary.identical.items()}
+    same = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
     text = f"Acceptance length at T = {summary.temperature:g}: {lengths}.{measured.hardly_accepted(summary, names)}"
     return f"{text} Responses identical to the baseline's: {same}." if same else text
 
@@ -289,7 +276,7 @@ def write_preset_report(recipe: Recipe, preset: Preset, plan: Plan, source: Path
 
 def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: ServingRows, manifest: dict) -> Report:
     """Every table of the post in a section of its own, then what stands over all of them."""
-    sections, every, price, names = [], [], recipe.eval.price_per_gpu_hour, method_names(recipe)
+    sections, every, names = [], [], method_names(recipe)
     for index, sweep in enumerate(plan.sweeps, 1):
         own = ServingRows(*(rows_of(frame, sweep.keys) for frame in rows))
         # Advice needs the throughput, whatever the post shows.
@@ -298,7 +285,7 @@ def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: Servin
         if not levels:  # all of its methods failed
             continue
         every += levels
-        tables = _served(sweep.title, levels, names, own.requests, price, only_reached=False)
+        tables = _served(sweep.title, levels, own.requests, recipe, only_reached=False)
         places = summarise_places(own.requests.rename(columns={"output_tokens": "num_tokens"}))
         tables += [measured.places_table([*places], names)]
         tables += measured.matrix_tables(levels, names) if len({level.key.load for level in levels}) > 1 else []
