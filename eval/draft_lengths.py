@@ -19,7 +19,7 @@ from drafthead.evaluation.decision.variants import (
     given_schedule,
     measure_schedule,
     modelled_schedule,
-    with_schedule,
+    scheduled,
 )
 from drafthead.evaluation.decision.verdict import DEPLOY, UP_TO
 from drafthead.evaluation.reporting.measured_tables import brief_table
@@ -56,7 +56,7 @@ def main() -> None:
     print(f"The schedule against no speculation: {found.verdict.headline}.")
     name, K = (HEAD, found.against) if found.rejection_reason else (SCHEDULED, found.verdict.key.K)
     if name == SCHEDULED or pays(recipe, levels, K):
-        print(f"  {speculative_flag(speculative_config(with_schedule(recipe, schedule), name, K))}")
+        print(f"  {speculative_flag(speculative_config(recipe, name, K, (scheduled(recipe, schedule),)))}")
 
 
 def pays(recipe: Recipe, levels: list[LoadComparison], K: int) -> bool:

@@ -15,7 +15,7 @@ import sys
 from drafthead.artifacts import MANIFEST, read_manifest
 from drafthead.cli import LEFT_OUT, NO_TABLES, recipe_from_command_line, run_recipe
 from drafthead.evaluation.measuring.plan import recipe_plan
-from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan, preset_recipe
+from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan
 from drafthead.evaluation.measuring.serving import left_out, measure_serving
 from drafthead.evaluation.reporting.measured_tables import brief_table, plan_table
 from drafthead.evaluation.reporting.report import write_preset_report
@@ -36,7 +36,6 @@ def main() -> None:
     if args.miniature and not args.preset:
         raise ValueError(f"--miniature is the size of a preset: give one with --preset, of {', '.join(preset_names())}")
     preset = load_preset(args.preset) if args.preset else None
-    recipe = preset_recipe(recipe, preset) if preset else recipe
     plan = preset_plan(recipe, preset, args.miniature) if preset else recipe_plan(recipe)
     if preset or args.plan:
         print_table(plan_table(plan, method_names(recipe), preset))

@@ -136,15 +136,20 @@ def prompt_room(recipe: Recipe, max_tokens: int, draft_tokens: int = 0) -> int:
     return recipe.engine.max_model_len - max_tokens - longest - 1
 
 
-def method_of(recipe: Recipe, name: str) -> MethodConfig:
+def method_of(recipe: Recipe, name: str, added: Sequence[MethodConfig] = ()) -> MethodConfig:
     """The method of that name; those that need no `head` (the recipe\'s head among them) exist without being listed.
 
+    Args:
+        recipe: its eval section has the methods.
+        name: of the method.
+        added: methods of an experiment beside the recipe's (`ServePlan.added`).
+
     Raises:
-        ValueError: the recipe has no such method.
+        ValueError: there is no such method.
     """
     found: dict[str, MethodConfig] = {method: MethodConfig(name=method, method=method) for method in (HEAD, *_DEFAULTS)}
     found[SAMPLED] = MethodConfig(name=SAMPLED, method=HEAD, extra={"draft_sample_method": "probabilistic"})
-    found |= {settings.name: settings for settings in recipe.eval.methods}
+    found |= {settings.name: settings for settings in (*recipe.eval.methods, *added)}
     if name not in found:
         raise ValueError(f"no method {name} in eval.methods; there are {', '.join(found)}")
     return found[name]
@@ -186,17 +191,20 @@ def head_of(recipe: Recipe, settings: MethodConfig) -> str | None:
     return str(recipe.head_dir) if settings.method == HEAD else None
 
 
-def speculative_config(recipe: Recipe, method: str, k: int | None = None) -> dict[str, Any] | None:
+def speculative_config(
+    recipe: Recipe, method: str, k: int | None = None, added: Sequence[MethodConfig] = ()
+) -> dict[str, Any] | None:
     """vLLM's speculative_config of a method by name, at K draft tokens; None for the baseline.
 
     Args:
         recipe: its eval section has the methods.
         method: name of a method.
         k: draft tokens; None: the method's main K.
+        added: as in `method_of`.
     """
     if method == BASELINE:
         return None
-    settings = method_of(recipe, method)
+    settings = method_of(recipe, method, added)
     head = head_of(recipe, settings)
     K = k or recipe.eval.draft_tokens_of(settings)[0]
     if settings.method != HEAD:
@@ -213,13 +221,16 @@ def speculative_config(recipe: Recipe, method: str, k: int | None = None) -> dic
 _GPU = {"method": ("ngram_gpu", "dspark"), "rejection_sample_method": ("block",), "enable_adaptive_verification": (1,)}
 
 
-def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict[str, Any]:
+def identity(
+    recipe: Recipe, workload: Workload, methods: Sequence[str], added: Sequence[MethodConfig] = ()
+) -> dict[str, Any]:
     """Heads, prompts, target and the settings that change a measurement's meaning.
 
     Args:
         recipe: what is measured.
         workload: the prompts, rendered with the main reasoning effort.
         methods: names, the baseline's included.
+        added: as in `method_of`.
 
     Raises:
         ArtifactError: a head is missing, half finished, or was made for another target.
@@ -238,8 +249,8 @@ def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict
     if template_kwargs := recipe.target.chat_template_kwargs:
         made_from["chat_template_kwargs"] = template_kwargs
     described = []
-    for settings in (method_of(recipe, name) for name in methods if name != BASELINE):
-        if missing := missing_requirement(recipe, settings.name):
+    for settings in (method_of(recipe, name, added) for name in methods if name != BASELINE):
+        if missing := missing_requirement(recipe, settings):
             raise ValueError(f"method {settings.name}: {missing}; or leave the method out of eval.methods")
         head = _head_reference(recipe, workload, settings)
         if head and settings.name == HEAD:
@@ -249,9 +260,9 @@ def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict
     return made_from | {"methods": described}
 
 
-def missing_requirement(recipe: Recipe, method: str) -> str | None:
-    """What keeps this machine from drafting with a method by name, and what to do; None where nothing does."""
-    config = speculative_config(recipe, method) or {}
+def missing_requirement(recipe: Recipe, method: MethodConfig) -> str | None:
+    """What keeps this machine from drafting with a method, and what to do; None where nothing does."""
+    config = speculative_config(recipe, method.name, added=(method,)) or {}
     if config["method"] == "suffix" and find_spec("arctic_inference") is None:
         return "vLLM needs `pip install arctic-inference==0.1.1` for suffix decoding"
     needs = [f"{key} {config[key]}" for key, values in _GPU.items() if config.get(key) in values]

@@ -18,7 +18,7 @@ from drafthead.engine.server import ServerError
 from drafthead.evaluation.measuring import serving
 from drafthead.evaluation.measuring.acceptance import conditions
 from drafthead.evaluation.measuring.plan import WorkloadSpec, recipe_plan, served_recipe
-from drafthead.evaluation.measuring.presets import load_preset, preset_plan, preset_recipe
+from drafthead.evaluation.measuring.presets import load_preset, preset_plan, public_methods
 from drafthead.evaluation.measuring.serving import measure_serving, plan_prompts
 from drafthead.evaluation.results.levels import read_serving
 from drafthead.evaluation.workload import EvalPrompt, Workload, load_workload, method_of, speculative_config
@@ -220,7 +220,8 @@ def test_the_prompts_advised_for_a_category_hold_enough_of_it(tmp_path):
     assert sum(prompt.category == "spec-bench/a" for prompt in drawn) == 80
 
 
-def _measured_without_vllm(failing, recipe, directory, index, run, prompts):
+def _measured_without_vllm(failing, recipe, plan, directory, index, prompts):
+    run = plan.runs[index]
     if (run.name, run.block) in failing:
         raise ServerError(
             "vLLM did not start: it ended with code 1. Last lines of x.log:\nValueError: no such head\n    "
@@ -310,10 +311,10 @@ def test_what_another_machine_began_is_not_continued(tmp_path, monkeypatch):
 def test_public_heads_are_served_for_their_target_only(tmp_path):
     preset = load_preset("rtx-heads")
     recipe = tiny_recipe(tmp_path)
-    assert preset_recipe(recipe, preset).eval.methods == recipe.eval.methods
+    assert public_methods(recipe, preset) == ()
     assert any(line.startswith("throughput: ") for line in preset_plan(recipe, preset).skipped)
     public = recipe.changed("target", path="openai/gpt-oss-120b")
-    servers = _servers(preset_plan(preset_recipe(public, preset), preset))
+    servers = _servers(preset_plan(public, preset))
     own = [("none", 0, 1), ("head", 1, 1), ("head", 3, 1)]
     heads = [("short_context", 3, 1), ("long_context", 3, 1), ("throughput", 1, 1), ("throughput", 3, 1)]
     assert servers == [*own, *heads, ("lmsys", 1, 1)]

@@ -11,7 +11,7 @@ from drafthead.evaluation.decision.variants import (
     given_schedule,
     measure_schedule,
     modelled_schedule,
-    with_schedule,
+    scheduled,
 )
 from drafthead.evaluation.results.levels import THROUGHPUT, LoadComparison, ServingRows, summarise_serving
 from drafthead.evaluation.workload import speculative_config
@@ -47,7 +47,7 @@ def test_it_gains_what_the_best_fixed_length_loses_elsewhere(tmp_path, rows):
     assert (schedule.change.resolved, schedule.rejection_reason) == (True, "")
     by_load = [speed["head", 3, 1] / speed["head", 1, 1] - 1, 0]
     assert [change.value for change in schedule.by_load.values()] == pytest.approx(by_load)
-    config = speculative_config(with_schedule(tiny_recipe(tmp_path), SCHEDULE), SCHEDULED, 3)
+    config = speculative_config(recipe, SCHEDULED, 3, (scheduled(recipe, SCHEDULE),))
     assert (config["num_speculative_tokens"], config["num_speculative_tokens_per_batch_size"]) == (3, SCHEDULE)
 
 
@@ -79,7 +79,7 @@ def test_it_is_served_beside_every_fixed_length_without_servers_of_others(tmp_pa
         assert {(run.method, run.k) for run in plan.runs} == {
             ("none", 0), ("head", 3), ("head", 1), (SCHEDULED, 3),
         }  # fmt: skip
-        assert not recipe.eval.endpoints
+        assert not any(run.endpoint for run in plan.runs)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(variants, "measure_serving", stop)

@@ -13,7 +13,7 @@ from drafthead.config.evaluation import ALL, CONVERSATIONS, HEAD, TrafficConfig
 from drafthead.engine.server import deployment_command, speculative_flag
 from drafthead.evaluation.columns import setting_title
 from drafthead.evaluation.comparison import across_blocks, differ, sum_of_parts, throughput_change
-from drafthead.evaluation.decision.variants import SCHEDULED, Schedule, Variant, compare_variants, with_schedule
+from drafthead.evaluation.decision.variants import SCHEDULED, Schedule, Variant, compare_variants, scheduled
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, Verdict, decide, reason_to_ignore
 from drafthead.evaluation.measuring import acceptance, serving
 from drafthead.evaluation.results.levels import (
@@ -123,26 +123,32 @@ def _as_served(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> Recipe:
 
 def compare_schedule(recipe: Recipe, schedule: Schedule, levels: list[LoadComparison]) -> Variant:
     """A schedule that was served beside the best fixed draft length, over the recipe's traffic."""
-    recipe = with_schedule(recipe, schedule)
-    verdicts = verdicts_of(recipe, levels)
-    found = compare_variants(recipe, verdicts, levels)
+    traffic = _of_all_prompts(recipe)
+    verdicts = verdicts_of(recipe, levels, traffic)
+    found = compare_variants(recipe, verdicts, levels, traffic, (scheduled(recipe, schedule),))
     return next(variant for variant in found if variant.verdict.key.method == SCHEDULED)
 
 
 def fixed_length(recipe: Recipe, levels: Sequence[LoadComparison], K: int) -> Verdict:
     """On the head at K draft tokens, over all prompts."""
-    traffic = recipe.eval.traffic.model_copy(update={"workload": ALL})
     own = [level for level in levels if (level.key.method, level.key.K) == (HEAD, K)]
-    return verdicts_of(recipe.changed("eval", traffic=traffic), own)[0]
+    return verdicts_of(recipe, own, _of_all_prompts(recipe))[0]
 
 
-def verdicts_of(recipe: Recipe, levels: Sequence[LoadComparison]) -> list[Verdict]:
+def _of_all_prompts(recipe: Recipe) -> TrafficConfig:
+    """The recipe's traffic with the prompts that schedules are measured on."""
+    return TrafficConfig(concurrency=recipe.eval.traffic.concurrency, workload=ALL)
+
+
+def verdicts_of(
+    recipe: Recipe, levels: Sequence[LoadComparison], traffic: TrafficConfig | None = None
+) -> list[Verdict]:
     """One verdict for every workload and method; no load with a rate is judged.
 
     The workload of the traffic comes first, and of each the head, then the method that gains most; endpoints last.
 
-    The traffic is eval.traffic.workload. Where the recipe says nothing it is all prompts, and conversations decide
-    where the head loses on them: one that costs more in lost prefix-cache hits than its drafts bring is not deployed,
+    The traffic is eval.traffic, if no other is given. Where it names no workload it is all prompts, and conversations
+    decide where the head loses on them: one that costs more in lost prefix-cache hits than its drafts bring is not deployed,
     however fast it answers prompts that share nothing. A draft length that loses there is chosen last, and they are
     judged at the one that was chosen. Where the head is not served, the first method takes its place.
 
@@ -150,7 +156,7 @@ def verdicts_of(recipe: Recipe, levels: Sequence[LoadComparison]) -> list[Verdic
         ValueError: the traffic's workload was not measured, or no load is of fixed concurrency.
     """
     by_setting: dict[tuple[str, float, int], tuple[dict[int, float], list[Verdict]]] = {}
-    traffic = recipe.eval.traffic
+    traffic = traffic or recipe.eval.traffic
     endpoints = {endpoint.name for endpoint in recipe.eval.endpoints}
     filled = [level for level in levels if level.key.steady]
     if not filled:

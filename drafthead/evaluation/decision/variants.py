@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from drafthead.config import Recipe
-from drafthead.config.evaluation import ALL, CONVERSATIONS, HEAD, MethodConfig
+from drafthead.config.evaluation import CONVERSATIONS, HEAD, MethodConfig, TrafficConfig
 from drafthead.engine.offline import import_vllm
 from drafthead.evaluation.decision.cost_model import CostModel, fit, speed_points
 from drafthead.evaluation.decision.verdict import (
@@ -35,7 +35,7 @@ from drafthead.evaluation.decision.verdict import (
     reason_to_ignore,
     traffic_change,
 )
-from drafthead.evaluation.measuring.plan import recipe_plan, served_recipe
+from drafthead.evaluation.measuring.plan import methods_plan, served_recipe
 from drafthead.evaluation.measuring.serving import measure_serving
 from drafthead.evaluation.results.levels import (
     THROUGHPUT,
@@ -83,17 +83,26 @@ class Variant(NamedTuple):
         return f"{gain} against the {names[self.beside]} at its best fixed draft length, K = {self.against}{rejected}"
 
 
-def compare_variants(recipe: Recipe, verdicts: Sequence[Verdict], levels: Sequence[LoadComparison]) -> list[Variant]:
+def compare_variants(
+    recipe: Recipe,
+    verdicts: Sequence[Verdict],
+    levels: Sequence[LoadComparison],
+    traffic: TrafficConfig | None = None,
+    added: Sequence[MethodConfig] = (),
+) -> list[Variant]:
     """Every other method that was served on the workload of the first verdict, the best first.
 
     Args:
-        recipe: its methods and traffic.
+        recipe: its methods.
         verdicts: of all methods and workloads; the first is on the method that the others are compared with.
         levels: of all methods.
+        traffic: what is served; None: as the recipe says.
+        added: methods that the recipe does not list.
     """
+    traffic = traffic or recipe.eval.traffic
     setting = verdicts[0].key.setting
     here = [level for level in levels if level.key.setting == setting and level.key.steady]
-    shares = recipe.eval.traffic.shares(level.key.concurrency for level in here)
+    shares = traffic.shares(level.key.concurrency for level in here)
     first, *others = [verdict for verdict in verdicts if verdict.key.setting == setting]
     lengths = {level.key.K for level in here if level.key.method == first.key.method}
     fixed = {K: _loads(here, first.key.method, K) for K in lengths}
@@ -111,10 +120,10 @@ def compare_variants(recipe: Recipe, verdicts: Sequence[Verdict], levels: Sequen
         change = gain_over(ours, fixed[best], weights)
         lost = sorted(w for method, w in losing if method == verdict.key.method and (first.key.method, w) not in losing)
         variant = Variant(verdict, first.key.method, best, change, by_load, "")
-        schedule = method_of(recipe, verdict.key.method).extra.get(KEY)
+        schedule = method_of(recipe, verdict.key.method, added).extra.get(KEY)
         # Where conversations lead because the traffic may have some, it has other prompts, too.
         reason = _rejection_reason(variant, first, lost, schedule)
-        if recipe.eval.traffic.workload is None and setting[0] == CONVERSATIONS:
+        if traffic.workload is None and setting[0] == CONVERSATIONS:
             same = (v for v in verdicts if v.key.method == verdict.key.method and v.key.workload != CONVERSATIONS)
             if (of_all := next(same, None)) and of_all.decision != DEPLOY:
                 reason = f"{of_all.headline} on {of_all.key.workload_title} prompts"
@@ -211,7 +220,7 @@ def modelled_schedule(recipe: Recipe) -> tuple[Schedule, list[LoadComparison]]:
             "[1,32]"
         )
     limit = served_recipe(recipe, settings.steady_loads).engine.max_num_seqs
-    rows = _measured(recipe, "fixed", HEAD)
+    rows = _measured(recipe, "fixed")
     return best_schedule(fit(speed_points(steady(rows), HEAD, limit)), limit), summarise_serving(rows)
 
 
@@ -238,22 +247,18 @@ def given_schedule(recipe: Recipe, schedule: Any) -> Schedule:
 
 def measure_schedule(recipe: Recipe, schedule: Schedule) -> list[LoadComparison]:
     """Serve the schedule beside every fixed draft length, in results/NAME/draft-lengths/schedule."""
-    return summarise_serving(_measured(with_schedule(recipe, schedule), SCHEDULED, HEAD, SCHEDULED))
+    return summarise_serving(_measured(recipe, SCHEDULED, scheduled(recipe, schedule)))
 
 
-def with_schedule(recipe: Recipe, schedule: Schedule) -> Recipe:
-    """The recipe with the schedule as a method, at the longest draft length, and the traffic's prompts as measured."""
+def scheduled(recipe: Recipe, schedule: Schedule) -> MethodConfig:
+    """The schedule as a method of the recipe's head, at the longest draft length."""
     longest = (max(recipe.eval.draft_tokens),)
-    method = MethodConfig(name=SCHEDULED, method=HEAD, num_draft_tokens=longest, extra={KEY: schedule})
-    others = [own for own in recipe.eval.methods if own.name != SCHEDULED]
-    traffic = recipe.eval.traffic.model_copy(update={"workload": ALL})
-    return recipe.changed("eval", methods=(*others, method), traffic=traffic)
+    return MethodConfig(name=SCHEDULED, method=HEAD, num_draft_tokens=longest, extra={KEY: schedule})
 
 
-def _measured(recipe: Recipe, folder: str, *served: str) -> ServingRows:
-    """Nothing served but these methods, at loads of fixed concurrency, in blocks."""
-    repeats = max(2 * (len(served) > 1), recipe.eval.repeats)  # A B, B A: at the least
-    alone = {"served": served, "loads": recipe.eval.steady_loads, "endpoints": (), "workloads": ALL}
-    recipe = recipe.changed("eval", **alone, repeats=repeats)
-    directory = recipe.results_dir / "draft-lengths" / folder
-    return read_serving(measure_serving(recipe, recipe_plan(recipe), directory))
+def _measured(recipe: Recipe, folder: str, *added: MethodConfig) -> ServingRows:
+    """Nothing served but the head and these methods, at loads of fixed concurrency, in blocks."""
+    served = (HEAD, *(method.name for method in added))
+    repeats = max(2 * bool(added), recipe.eval.repeats)  # A B, B A: at the least
+    plan = methods_plan(recipe, served, recipe.eval.steady_loads, repeats, added=added)
+    return read_serving(measure_serving(recipe, plan, recipe.results_dir / "draft-lengths" / folder))

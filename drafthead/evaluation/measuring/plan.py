@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from drafthead.artifacts import MANIFEST
 from drafthead.config import Recipe
-from drafthead.config.evaluation import ALL, CONVERSATIONS, LoadConfig, Loads
+from drafthead.config.evaluation import ALL, CONVERSATIONS, EndpointConfig, LoadConfig, Loads, MethodConfig
 from drafthead.data.prompts import read_prompts
 from drafthead.evaluation.columns import LevelKey
 from drafthead.evaluation.workload import BASELINE, SAMPLED, load_workload, method_of, methods_at
@@ -156,41 +156,70 @@ class PlannedSweep(NamedTuple):
     keys: frozenset[LevelKey]
 
 
-class Plan(NamedTuple):
-    """Servers in order, and what the experiment asks for that cannot be run, with the reason."""
+class ServePlan(NamedTuple):
+    """What is served: the facts of one measurement, which the recipe is not told.
+
+    Attributes:
+        runs: servers in order.
+        skipped: what the experiment asks for that cannot be run, with the reason.
+        sweeps: tables of a preset, whose loads are measured as published even where unreached.
+        added: methods of the experiment that the recipe does not list.
+    """
 
     runs: tuple[ServerRun, ...]
     skipped: tuple[str, ...] = ()
-    sweeps: tuple[PlannedSweep, ...] = ()  # of a preset, whose loads are measured as published even where unreached
+    sweeps: tuple[PlannedSweep, ...] = ()
+    added: tuple[MethodConfig, ...] = ()
 
 
-def recipe_plan(recipe: Recipe) -> Plan:
+def recipe_plan(recipe: Recipe) -> ServePlan:
     """Baseline, served methods and endpoints, on all held-out prompts and on each workload of the recipe.
 
     At the highest concurrency and the main temperature conversations are measured too: a draft model may cost hits in
     the prefix cache, which prompts that share nothing cannot show.
     """
-    settings, names = recipe.eval, workload_names(recipe)
+    settings = recipe.eval
+    return methods_plan(
+        recipe, settings.served, settings.loads, settings.repeats, workload_names(recipe), settings.endpoints
+    )
+
+
+def methods_plan(
+    recipe: Recipe, served: Sequence[str], loads: Loads, repeats: int, names: Sequence[str] = (),
+    endpoints: Sequence[EndpointConfig] = (), added: tuple[MethodConfig, ...] = (),
+) -> ServePlan:  # fmt: skip
+    """`recipe_plan` of some methods and loads.
+
+    Args:
+        recipe: temperatures, draft lengths and number of prompts.
+        served: methods by name, beside the baseline.
+        loads: under which everything is measured.
+        repeats: ABBA blocks.
+        names: workloads that are measured alone, too.
+        endpoints: servers that run already.
+        added: methods that the recipe does not list.
+    """
+    settings = recipe.eval
     # Each workload gets its share of the prompts, and no fewer than an interval needs.
     share = {"prompts": max(FEWEST_PROMPTS, settings.prompts_per_level // max(1, len(names)))}
     alone = [WorkloadSpec.model_validate({"name": n, settings.workloads: n, "exact": True} | share) for n in names]
     every = Sweep(
-        workloads=(WorkloadSpec(), *alone), loads=settings.loads, temperatures=settings.temperatures,
+        workloads=(WorkloadSpec(), *alone), loads=loads, temperatures=settings.temperatures,
         prompts_per_level=settings.prompts_per_level, prompts_per_place=PER_PLACE,
     )  # fmt: skip
     levels = every.levels(recipe)
-    if settings.steady_loads:
-        most = max(settings.steady_loads, key=lambda load: load.concurrency or 0)
+    if steady := [load for load in loads if load.request_rate is None]:
+        most = max(steady, key=lambda load: load.concurrency or 0)
         talks = WorkloadSpec(name=CONVERSATIONS, turns=3)
         update = {"workloads": (talks,), "loads": (most,), "temperatures": settings.temperatures[:1]}
         levels += every.model_copy(update=update).levels(recipe)
-    served = methods_at(recipe, settings.served, max(settings.temperatures))
-    series = [(name, k) for name in served for k in settings.draft_tokens_of(method_of(recipe, name))]
+    served = methods_at(recipe, served, max(settings.temperatures))
+    series = [(name, k) for name in served for k in settings.draft_tokens_of(method_of(recipe, name, added))]
     gpus, sampled = recipe.engine.tensor_parallel_size, tuple(level for level in levels if level.temperature > 0)
     servers = [ServerRun(0, m, k, sampled if m == SAMPLED else levels, gpus) for m, k in ((BASELINE, 0), *series)]
     servers = [server for server in servers if server.levels]
-    servers += [ServerRun(0, endpoint.name, 0, levels, gpus, endpoint=True) for endpoint in settings.endpoints]
-    return Plan(abba(servers, settings.repeats))
+    servers += [ServerRun(0, endpoint.name, 0, levels, gpus, endpoint=True) for endpoint in endpoints]
+    return ServePlan(abba(servers, repeats), added=added)
 
 
 def workload_names(recipe: Recipe) -> list[str]:

@@ -5,6 +5,7 @@ is in docs/published.yaml. `miniature` shrinks it to the embedded recipe, where 
 same.
 """
 
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,15 @@ from drafthead.config.evaluation import HEAD, HEADS, Method, MethodConfig
 from drafthead.data.prompts import read_prompts
 from drafthead.drafters.config import ParallelHead
 from drafthead.evaluation.columns import LevelKey
-from drafthead.evaluation.measuring.plan import Plan, PlannedLoad, PlannedSweep, ServerRun, Sweep, WorkloadSpec, abba
+from drafthead.evaluation.measuring.plan import (
+    PlannedLoad,
+    PlannedSweep,
+    ServePlan,
+    ServerRun,
+    Sweep,
+    WorkloadSpec,
+    abba,
+)
 from drafthead.evaluation.workload import BASELINE, method_of, missing_requirement, where_to_add_prompts
 from drafthead.section import Section
 
@@ -97,26 +106,29 @@ def load_preset(name: str) -> Preset:
     return Preset.model_validate(yaml.safe_load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")))
 
 
-def preset_recipe(recipe: Recipe, preset: Preset) -> Recipe:
-    """The recipe with the public draft models of the preset that are made for its target."""
-    methods = {method.name: method for method in recipe.eval.methods}
-    for entry in (method for sweep in preset.sweeps for method in sweep.methods):
-        if entry.model and entry.target == recipe.target.path:
-            public = MethodConfig(name=entry.name, method=entry.method, head=entry.model, extra=entry.extra)
-            methods.setdefault(entry.name, public)
-    return recipe.changed("eval", methods=tuple(methods.values()))
+def public_methods(recipe: Recipe, preset: Preset) -> tuple[MethodConfig, ...]:
+    """The public draft models of the preset that are made for the recipe's target, but for names that it has itself."""
+    listed = {method.name for method in recipe.eval.methods}
+    found = {
+        entry.name: MethodConfig(name=entry.name, method=entry.method, head=entry.model, extra=entry.extra)
+        for sweep in preset.sweeps
+        for entry in sweep.methods
+        if entry.model and entry.target == recipe.target.path and entry.name not in listed
+    }
+    return tuple(found.values())
 
 
-def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan:
+def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> ServePlan:
     """The preset's servers and levels on the recipe's target, and the tables of its report.
 
     A server is started once, whatever the number of tables it stands in.
 
     Args:
-        recipe: target, methods, endpoints, repeats and longest response (from `preset_recipe`).
+        recipe: target, methods, endpoints, repeats and longest response.
         preset: the experiment.
         miniature: at the size of the embedded target, on one device.
     """
+    added = public_methods(recipe, preset)
     flags = preset.miniature_flags if miniature else preset.flags
     servers: dict[tuple[str, int, int, bool], dict[str, PlannedLoad]] = {}
     sweeps, skipped = [], []
@@ -129,7 +141,7 @@ def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan
         if not sweep.workloads:
             continue
         levels = sweep.levels(recipe)
-        series, left_out = _series(recipe, sweep)
+        series, left_out = _series(recipe, sweep, added)
         skipped += left_out
         parallel = sweep.tensor_parallel or (recipe.engine.tensor_parallel_size,)
         if miniature and max(parallel) > 1:
@@ -156,7 +168,7 @@ def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan
         entries = ", ".join(f"{{name: {source}, heldout: {count}}}" for source, count in most.items())
         where = where_to_add_prompts(recipe)
         skipped.insert(0, f"workload {names}: the recipe holds out no prompts of {wanted}; add {entries} to {where}")
-    return Plan(abba(runs, recipe.eval.repeats), tuple(dict.fromkeys(skipped)), tuple(sweeps))
+    return ServePlan(abba(runs, recipe.eval.repeats), tuple(dict.fromkeys(skipped)), tuple(sweeps), added)
 
 
 def _with_prompts(sweep: PresetSweep, recipe: Recipe) -> tuple[PresetSweep, dict[WorkloadSpec, int]]:
@@ -188,13 +200,15 @@ def _with_prompts(sweep: PresetSweep, recipe: Recipe) -> tuple[PresetSweep, dict
     return sweep.model_copy(update={"workloads": kept}), missing
 
 
-def _series(recipe: Recipe, sweep: PresetSweep) -> tuple[list[tuple[str, int]], list[str]]:
+def _series(
+    recipe: Recipe, sweep: PresetSweep, added: Sequence[MethodConfig]
+) -> tuple[list[tuple[str, int]], list[str]]:
     """(method, K) of every server, and what is left out with the reason."""
     series: list[tuple[str, int]] = [(BASELINE, 0)]
     skipped = []
     public = {entry.name for entry in sweep.methods if entry.model and entry.target == recipe.target.path}
     for entry in sweep.methods:
-        # Public heads, which `preset_recipe` has added, are served at the Ks of their own entries.
+        # Public heads are served at the Ks of their own entries.
         alike = (HEAD, "eagle3") if entry.method == HEAD else (entry.method,)
         names = [other.name for other in recipe.eval.methods if other.method in alike and other.name not in public]
         if entry.model and entry.target != recipe.target.path:
@@ -203,9 +217,10 @@ def _series(recipe: Recipe, sweep: PresetSweep) -> tuple[list[tuple[str, int]], 
             skipped.append(f"{entry.method}: eval.methods has no head for it; {HEADS[entry.method]}")
         else:
             for name in [entry.name] if entry.model else names or [entry.method]:
-                missing = missing_requirement(recipe, name)
+                settings = method_of(recipe, name, added)
+                missing = missing_requirement(recipe, settings)
                 skipped += [f"{name}: {missing}"] if missing else []
-                ks = entry.num_draft_tokens or recipe.eval.draft_tokens_of(method_of(recipe, name))
+                ks = entry.num_draft_tokens or recipe.eval.draft_tokens_of(settings)
                 # A head that fills several positions in one pass has none beyond those that it was trained for.
                 most = recipe.head.num_positions if name == HEAD and isinstance(recipe.head, ParallelHead) else max(ks)
                 skipped += [f"{name}: K = {k}: it was trained for {most}" for k in ks if k > most]

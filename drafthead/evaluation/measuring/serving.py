@@ -30,7 +30,7 @@ from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, run_
 from drafthead.engine.offline import on_cpu
 from drafthead.engine.server import Server, ServerError, running_server, server_capacity
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, write_rows
-from drafthead.evaluation.measuring.plan import Plan, PlannedLoad, ServerRun, WorkloadSpec, served_recipe
+from drafthead.evaluation.measuring.plan import PlannedLoad, ServePlan, ServerRun, WorkloadSpec, served_recipe
 from drafthead.evaluation.workload import (
     BASELINE,
     Workload,
@@ -60,7 +60,7 @@ Prompts = dict[PlannedLoad, list[LoadRequest]]
 Counted = dict[str, int | list[int]]
 
 
-def measure_serving(recipe: Recipe, plan: Plan, directory: Path, leave_out: bool = False) -> Path:
+def measure_serving(recipe: Recipe, plan: ServePlan, directory: Path, leave_out: bool = False) -> Path:
     """Measure every server of the plan that is not on disk yet; returns the artifact's directory.
 
     Args:
@@ -89,10 +89,11 @@ def measure_serving(recipe: Recipe, plan: Plan, directory: Path, leave_out: bool
     prompts = plan_prompts(recipe, plan, workload, firsts)
     sent = {level: [level.name, len(prompts[level]), level.max_tokens] for level in prompts}
     servers = [[run.name, run.block, list(run.flags), [sent[level] for level in run.levels]] for run in plan.runs]
-    endpoints = [endpoint.model_dump() for endpoint in recipe.eval.endpoints]
+    running = {run.method for run in plan.runs if run.endpoint}
+    endpoints = [endpoint.model_dump() for endpoint in recipe.eval.endpoints if endpoint.name in running]
     made_from = {"plan": servers, "seed": SEED, "endpoints": endpoints}
     sent_of = replace(workload, prompts=[*workload.prompts, *firsts.prompts]) if firsts else workload
-    if begin(directory, KIND, identity(recipe, sent_of, methods) | made_from, alone=True):
+    if begin(directory, KIND, identity(recipe, sent_of, methods, plan.added) | made_from, alone=True):
         return directory
     _check_machine(directory)
     record = directory / "failed.json"  # of earlier commands: the first failure may pass
@@ -102,7 +103,7 @@ def measure_serving(recipe: Recipe, plan: Plan, directory: Path, leave_out: bool
     for index, run in enumerate(plan.runs):
         if run.name not in failed and not (directory / f"runs-{index:02d}-{run.name}.parquet").exists():
             try:
-                _run_server(recipe, directory, index, run, prompts)
+                _run_server(recipe, plan, directory, index, prompts)
             except ServerError as error:
                 failed[run.name] = error
                 lines = [line for line in str(error).splitlines() if "errors.pydantic.dev" not in line]
@@ -150,12 +151,13 @@ def _check_machine(directory: Path) -> None:
     write_json(path, here)
 
 
-def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, prompts: Prompts) -> None:
+def _run_server(recipe: Recipe, plan: ServePlan, directory: Path, index: int, prompts: Prompts) -> None:
     """One server through all levels."""
+    run = plan.runs[index]
     name = f"{index:02d}-{run.name}"
     runs: list[dict[str, Any]] = []
     requests: list[dict[str, Any]] = []
-    with _server(recipe, run, directory / "logs" / f"{name}.server.log") as server:
+    with _server(recipe, plan, run, directory / "logs" / f"{name}.server.log") as server:
         # Prompts of the end of the list: the levels start at its beginning.
         longest = max((prompts[level] for level in run.levels), key=len)
         warm_up(server, longest[-_WARM_UP_PROMPTS:], _WARM_UP_TOKENS)
@@ -177,11 +179,11 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
         write_rows(pd.DataFrame(rows, columns=list(columns)), directory / f"{kind}-{name}.parquet")
 
 
-def _server(recipe: Recipe, run: ServerRun, log_path: Path) -> AbstractContextManager[Server]:
+def _server(recipe: Recipe, plan: ServePlan, run: ServerRun, log_path: Path) -> AbstractContextManager[Server]:
     if run.endpoint:
         return nullcontext(endpoint_server(next(e for e in recipe.eval.endpoints if e.name == run.method)))
     sized = recipe.changed("engine", tensor_parallel_size=run.tensor_parallel)
-    speculative = speculative_config(recipe, run.method, run.k)
+    speculative = speculative_config(recipe, run.method, run.k, plan.added)
     # vLLM refuses the option without speculation.
     by_step = ("--per-request-spec-decode-metrics", "detailed") if speculative else ()
     return running_server(sized, log_path, speculative=speculative, extra_args=(*run.flags, *by_step))
@@ -216,7 +218,7 @@ def _run_level(
 # Which prompts a level sends: the same ones to every method, in an order that mixes categories.
 
 
-def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload, firsts: Workload | None = None) -> Prompts:
+def plan_prompts(recipe: Recipe, plan: ServePlan, workload: Workload, firsts: Workload | None = None) -> Prompts:
     """Planned load -> what it sends, for every level of the plan.
 
     Args:

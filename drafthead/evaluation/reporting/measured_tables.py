@@ -8,7 +8,7 @@ import pandas as pd
 
 from drafthead.config.evaluation import ALL, CONVERSATIONS
 from drafthead.evaluation.columns import SETTING, LevelKey, level_key, setting_title
-from drafthead.evaluation.measuring.plan import Plan
+from drafthead.evaluation.measuring.plan import ServePlan
 from drafthead.evaluation.measuring.presets import Preset
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, length_cell, note, number, table
 from drafthead.evaluation.results.levels import (
@@ -287,7 +287,7 @@ def memory_table(runs: pd.DataFrame, names: MethodNames) -> Table | None:
     return table("Memory and cache", rows, note("memory")) if known else None
 
 
-def plan_table(plan: Plan, names: MethodNames, preset: Preset | None = None) -> Table:
+def plan_table(plan: ServePlan, names: MethodNames, preset: Preset | None = None) -> Table:
     """Servers in the order they start, and what each is sent."""
     rows = [
         {
@@ -302,4 +302,4 @@ def plan_table(plan: Plan, names: MethodNames, preset: Preset | None = None) -> 
     ]
     notes = [preset.note] if preset else []
     notes += [f"Left out: {reason}." for reason in plan.skipped]
-    return table(preset.title if preset else "Plan", rows, " ".join(notes))
+    return table(preset.title if preset else "ServePlan", rows, " ".join(notes))

@@ -25,7 +25,7 @@ from drafthead.evaluation.columns import FORMULAS, rows_of, write_rows
 from drafthead.evaluation.decision.analysis import Advice, Analysis, advise
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict
 from drafthead.evaluation.measuring import acceptance, serving
-from drafthead.evaluation.measuring.plan import Plan
+from drafthead.evaluation.measuring.plan import ServePlan
 from drafthead.evaluation.measuring.presets import Preset
 from drafthead.evaluation.reporting import measured_tables as measured
 from drafthead.evaluation.reporting.figures import Picture, acceptance_pictures, serving_pictures
@@ -258,7 +258,7 @@ def acceptance_line(summary: AcceptanceSummary, names: MethodNames) -> str:
 # Of a published experiment, repeated: the post's tables and curves with intervals, and its own numbers.
 
 
-def write_preset_report(recipe: Recipe, preset: Preset, plan: Plan, source: Path, directory: Path) -> Path:
+def write_preset_report(recipe: Recipe, preset: Preset, plan: ServePlan, source: Path, directory: Path) -> Path:
     """Write report.html, report.md, the PNGs and runs.parquet, all runs in one file; returns the HTML's path.
 
     Args:
@@ -274,7 +274,7 @@ def write_preset_report(recipe: Recipe, preset: Preset, plan: Plan, source: Path
     return page
 
 
-def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: ServingRows, manifest: dict) -> Report:
+def build_preset_report(recipe: Recipe, preset: Preset, plan: ServePlan, rows: ServingRows, manifest: dict) -> Report:
     """Every table of the post in a section of its own, then what stands over all of them."""
     sections, every, names = [], [], method_names(recipe)
     for index, sweep in enumerate(plan.sweeps, 1):
