@@ -10,6 +10,7 @@ from drafthead.evaluation.measuring.acceptance import conditions, measure_accept
 from drafthead.evaluation.reporting.measured_tables import acceptance_table, conditions_table, places_table
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.results.summary import summarise_acceptance, summarise_conditions
+from drafthead.evaluation.workload import method_names
 
 
 def main() -> None:
@@ -17,11 +18,11 @@ def main() -> None:
     directory = measure_acceptance(recipe, node_engines(recipe.engine.tensor_parallel_size, args.workers))
     if args.no_tables:
         return
-    summary = summarise_acceptance(read_acceptance(directory))
-    for table in filter(None, (acceptance_table(summary), places_table(summary.places))):
+    summary, names = summarise_acceptance(read_acceptance(directory)), method_names(recipe)
+    for table in filter(None, (acceptance_table(summary, names), places_table(summary.places, names))):
         print_table(table)
     if not all(condition.main for condition in conditions(recipe)):
-        print_table(conditions_table(summarise_conditions(read_conditions(directory))))
+        print_table(conditions_table(summarise_conditions(read_conditions(directory)), names))
 
 
 if __name__ == "__main__":

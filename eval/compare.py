@@ -87,7 +87,7 @@ class Contestant:
         return [
             f"name={recipe.name}-{self.name}", head, *positions, f"head.num_layers={self.layers}",
             f"train.seed={self.seed}", f"train.zero_hidden_states={json.dumps(self.control)}",
-            "eval.methods=[eagle3]", f"eval.num_draft_tokens={args.lengths}",
+            "eval.methods=[head]", f"eval.num_draft_tokens={args.lengths}",
             *(text for text in self.own if text != head), *self.data_overrides(recipe),
         ]  # fmt: skip
 

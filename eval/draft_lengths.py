@@ -12,6 +12,7 @@ from textwrap import indent
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
+from drafthead.config.evaluation import HEAD
 from drafthead.engine.server import speculative_flag
 from drafthead.evaluation.decision.analysis import compare_schedule, fixed_length
 from drafthead.evaluation.decision.variants import (
@@ -19,13 +20,13 @@ from drafthead.evaluation.decision.variants import (
     given_schedule,
     measure_schedule,
     modelled_schedule,
-    with_schedule,
+    scheduled,
 )
 from drafthead.evaluation.decision.verdict import DEPLOY, UP_TO
 from drafthead.evaluation.reporting.measured_tables import brief_table
 from drafthead.evaluation.reporting.tables import print_table
-from drafthead.evaluation.results.levels import Level
-from drafthead.evaluation.workload import HEAD, speculative_config
+from drafthead.evaluation.results.levels import LoadComparison
+from drafthead.evaluation.workload import method_names, speculative_config
 
 OPTIONS = (
     ("--schedule", {"type": json.loads, "metavar": "JSON", "help": "instead of the cost model's: [[1,2,3],[3,64,1]]"}),
@@ -49,19 +50,20 @@ def main() -> None:
             return
     levels = measure_schedule(recipe, schedule)
     found = compare_schedule(recipe, schedule, levels)
-    print_table(brief_table(levels))
+    names = method_names(recipe)
+    print_table(brief_table(levels, names))
     by_load = "; ".join(f"at {c} {change.text()}" for c, change in found.by_load.items())
-    print(f"\n{found.sentence()}. By requests in flight: {by_load or 'unknown'}.")
+    print(f"\n{found.sentence(names)}. By requests in flight: {by_load or 'unknown'}.")
     print(f"The schedule against no speculation: {found.verdict.headline}.")
-    name, K = (HEAD, found.against) if found.doubt else (SCHEDULED, found.verdict.K)
+    name, K = (HEAD, found.against) if found.rejection_reason else (SCHEDULED, found.verdict.key.K)
     if name == SCHEDULED or pays(recipe, levels, K):
-        print(f"  {speculative_flag(speculative_config(with_schedule(recipe, schedule), name, K))}")
+        print(f"  {speculative_flag(speculative_config(recipe, name, K, (scheduled(recipe, schedule),)))}")
 
 
-def pays(recipe: Recipe, levels: list[Level], K: int) -> bool:
+def pays(recipe: Recipe, levels: list[LoadComparison], K: int) -> bool:
     """Whether a fixed draft length is to be served at all; prints the verdict."""
     verdict = fixed_length(recipe, levels, K)
-    print(f"K = {verdict.K} against no speculation: {verdict.headline}\n{indent(verdict.reason, '  ')}")
+    print(f"K = {verdict.key.K} against no speculation: {verdict.headline}\n{indent(verdict.reason, '  ')}")
     return verdict.decision in (DEPLOY, UP_TO)
 
 

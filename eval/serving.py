@@ -15,12 +15,13 @@ import sys
 from drafthead.artifacts import MANIFEST, read_manifest
 from drafthead.cli import LEFT_OUT, NO_TABLES, recipe_from_command_line, run_recipe
 from drafthead.evaluation.measuring.plan import recipe_plan
-from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan, preset_recipe
+from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan
 from drafthead.evaluation.measuring.serving import left_out, measure_serving
 from drafthead.evaluation.reporting.measured_tables import brief_table, plan_table
 from drafthead.evaluation.reporting.report import write_preset_report
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.results.levels import read_serving, summarise_serving
+from drafthead.evaluation.workload import method_names
 
 FLAGS = (
     ("--preset", {"choices": preset_names(), "help": "repeat a published experiment"}),
@@ -35,10 +36,9 @@ def main() -> None:
     if args.miniature and not args.preset:
         raise ValueError(f"--miniature is the size of a preset: give one with --preset, of {', '.join(preset_names())}")
     preset = load_preset(args.preset) if args.preset else None
-    recipe = preset_recipe(recipe, preset) if preset else recipe
     plan = preset_plan(recipe, preset, args.miniature) if preset else recipe_plan(recipe)
     if preset or args.plan:
-        print_table(plan_table(plan, preset))
+        print_table(plan_table(plan, method_names(recipe), preset))
     if args.plan:
         if not plan.runs:  # a table without a row is not printed
             print("Nothing of it can be run: " + "; ".join(plan.skipped))
@@ -50,7 +50,7 @@ def main() -> None:
         page = write_preset_report(recipe, preset, plan, directory, recipe.results_dir / folder)
         print(f"\nReport: {page} (every table as text: {page.with_suffix('.md').name})")
     elif not args.no_tables:
-        print_table(brief_table(summarise_serving(read_serving(directory))))
+        print_table(brief_table(summarise_serving(read_serving(directory)), method_names(recipe)))
     if lost := left_out(read_manifest(directory)):
         print("\nNot measured, as they failed whenever they were tried:", *lost, sep="\n  ")
         print(f"Delete {directory / MANIFEST}, and the same command tries them once more.", flush=True)

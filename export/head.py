@@ -40,7 +40,7 @@ def measured_acceptance(recipe: Recipe) -> dict[str, Any] | None:
     """Acceptance on held-out prompts, if eval/acceptance.py has finished with exactly this head: the main condition by
     workload, every other one over all prompts; and the longest response in tokens."""
     from drafthead.artifacts import MANIFEST, read_manifest, reference
-    from drafthead.config.evaluation import ALL, OWN
+    from drafthead.config.evaluation import ALL, HEAD
     from drafthead.evaluation.measuring.acceptance import KIND, read_conditions
     from drafthead.evaluation.results.summary import summarise_conditions
 
@@ -50,7 +50,7 @@ def measured_acceptance(recipe: Recipe) -> dict[str, Any] | None:
     identity = read_manifest(directory)["identity"]
     if identity.get("head") != reference(read_manifest(recipe.head_dir)):
         return None
-    own = [entry for entry in summarise_conditions(read_conditions(directory)) if entry.method == OWN]
+    own = [entry for entry in summarise_conditions(read_conditions(directory)) if entry.method == HEAD]
     shown = [entry for entry in own if entry.category == ALL or entry.condition == own[0].condition]
     return {"rows": shown, "max_tokens": identity["max_tokens"]}
 

@@ -16,7 +16,7 @@ from drafthead.generation.prompts import locate_sources
         ("eval.num_draft_tokens=9", "eval.num_draft_tokens 9 .* 4 draft positions"),
         ("eval.num_draft_tokens=[3,3]", "eval.num_draft_tokens: 3 "),
         ("eval.methods=[ngram,ngram]", "eval.methods: ngram"),
-        ("eval.served=[typo]", "eval.served .*typo.*eagle3, ngram"),
+        ("eval.served=[typo]", "eval.served .*typo.*head, ngram"),
         ("eval.methods=[]", "eval.methods: .*at least 1"),
         ("eval.concurrency=[]", "eval.concurrency: .*at least 1"),
         ("eval.methods=[medusa]", "medusa .*FasterDecoding/Medusa"),

@@ -29,7 +29,7 @@ def test_the_evaluation_stands_in_the_run_that_trained_the_head(tmp_path, monkey
     written = [path.read_bytes() for path in paths]
     assert len(written) == 3
     assert all(wandb_run(recipe)["id"].encode() in content for content in written)
-    assert b"evaluation/verdict/all/eagle3-k3" in written[-1]
+    assert b"evaluation/verdict/all/head-k3" in written[-1]
     assert b"report" in written[-1]
 
 

@@ -72,7 +72,7 @@ def _bare(part: str) -> tuple[tuple[str, ...], ...]:
 def _engine(runner: str, *options: str, recipe: tuple[str, ...] = _TRAINED, **extra: str) -> tuple[str, ...]:
     """A command that asks an engine with the recipe's head; `extra` goes into vLLM's speculative config."""
     keys = ", ".join(f"{key}: {value}" for key, value in extra.items())
-    method = f"eval.methods=[{{name: eagle3, method: eagle3, extra: {{{keys}}}}}]"
+    method = f"eval.methods=[{{name: head, method: head, extra: {{{keys}}}}}]"
     return (PYTHON, "tools/gpu_engine.py", "--runner", runner, *recipe, *options, method)
 
 

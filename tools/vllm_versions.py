@@ -51,7 +51,7 @@ STAGES = (
     ("acceptance", "eval/acceptance.py", accepted),
     ("server", "eval/serving.py", served),
 )
-SMALL = ("eval.concurrency=[2]", "eval.prompts_per_level=8", "eval.methods=[eagle3]")
+SMALL = ("eval.concurrency=[2]", "eval.prompts_per_level=8", "eval.methods=[head]")
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ from drafthead.adapting.endpoint import MIXED
 from drafthead.adapting.rows import TooFewError, write_rows
 from drafthead.cli import run_script
 from drafthead.config import Recipe
-from drafthead.config.evaluation import OWN
+from drafthead.config.evaluation import HEAD
 from drafthead.data.responses import LOOP_LIMIT
 from drafthead.drafters.registry import drafter_of, drafters
 from drafthead.evaluation.measuring.acceptance import KIND, read_acceptance
@@ -262,7 +262,7 @@ class Loop:
         run_script("eval/acceptance.py", [*self._overrides(), "--no-tables"])
         rows = read_acceptance(candidate.results_dir / KIND)
         rows = rows[~rows.prompt_id.isin(rows.prompt_id[rows.repeated > LOOP_LIMIT])]  # whoever's response loops
-        own, served = (rows[rows.method == name] for name in (OWN, SERVED))
+        own, served = (rows[rows.method == name] for name in (HEAD, SERVED))
         verdict = decide(served, own, self.recipe.adapt.worse_by)
         if verdict.promoted and self.recipe.adapt.trial_requests:
             state.phase, state.turn_s = "trial", TURN_S
@@ -364,8 +364,8 @@ class Loop:
             f"prompts.sources=[{source}]", "prompts.max_train=null", "prompts.max_heldout=null",
             "responses.regenerate=false", "states.spool_shards=null",
             f"train.init_from=runs/{self.served.name}",
-            f"eval.methods=[{{name: {SERVED}, method: {OWN}, head: {served}}}, {OWN}]",
-            f"eval.served={OWN}", "eval.temperatures=0", "eval.workloads=category",
+            f"eval.methods=[{{name: {SERVED}, method: {HEAD}, head: {served}}}, {HEAD}]",
+            f"eval.served={HEAD}", "eval.temperatures=0", "eval.workloads=category",
             f"eval.num_draft_tokens={self.recipe.eval.num_draft_tokens}",
             f"eval.reasoning_efforts={self.recipe.eval.reasoning_effort}",
         ]  # fmt: skip

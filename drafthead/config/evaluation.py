@@ -12,21 +12,16 @@ from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, Posit
 
 from drafthead.section import Section
 
-# vLLM's methods that this project measures.
+# The recipe's head, drafting as its head.type does, and vLLM's methods that this project measures.
 Method = Literal[
-    "eagle3", "eagle", "medusa", "draft_model", "dflash", "dspark", "mtp", "ngram", "ngram_gpu", "suffix"
+    "head", "eagle3", "eagle", "medusa", "draft_model", "dflash", "dspark", "mtp", "ngram", "ngram_gpu", "suffix"
 ]  # fmt: skip
-# Name and method of the recipe's own head; what vLLM calls it follows from head.type.
-OWN: Method = "eagle3"
+HEAD: Method = "head"  # name and method of the recipe's head; what vLLM calls it follows from head.type
 # The same with sampled drafts, measured beside it wherever responses are sampled: at T = 0 the two are the same.
-SAMPLED = f"{OWN}.sampled"
+SAMPLED = f"{HEAD}.sampled"
 ALL = "all"  # the workload of every held-out prompt
+CONVERSATIONS = "multi-turn"  # the workload of those that share a prefix, turn by turn
 SEED = 0  # of sampled responses, of random prompts, and of the order in which prompts are sent
-# As tables and plots name them; the others go by their method.
-LABELS = {
-    "eagle3": "draft head", "dflash": "DFlash", "dspark": "DSpark", "mtp": "the target's own MTP layers",
-    "ngram": "n-gram", "ngram_gpu": "n-gram on the GPU", "suffix": "suffix decoding",
-}  # fmt: skip
 Effort = Literal["low", "medium", "high"]
 _Item = TypeVar("_Item")
 
@@ -51,9 +46,9 @@ def _as_methods(value: Any) -> Any:
 
 Listed = Annotated[tuple[_Item, ...], BeforeValidator(_as_list), AfterValidator(_distinct), Field(min_length=1)]
 
-# Methods that draft with a model of their own, and where one comes from.
+# Methods that draft with a model which `head` names, and where one comes from.
 HEADS = {
-    "eagle3": "this pipeline trains one (train/eagle3.py, export/head.py); export/import_head.py takes a public one",
+    "eagle3": "the recipe's head is the method `head`; export/import_head.py takes a public one",
     "eagle": "train one with the EAGLE authors' code (github.com/SafeAILab/EAGLE) and convert it to the layout of "
     "vLLM's EagleLlamaForCausalLM",
     "medusa": "train heads with github.com/FasterDecoding/Medusa and convert them to the layout of vLLM's MedusaModel",
@@ -62,7 +57,7 @@ HEADS = {
     "dspark": "a head in the layout of vLLM's DSpark models, made for this target",
 }
 # Methods that need no entry in eval.methods.
-UNLISTED = (OWN, SAMPLED, *(method for method in get_args(Method) if method not in HEADS))
+UNLISTED = (SAMPLED, *(method for method in get_args(Method) if method not in HEADS))
 
 
 class MethodConfig(Section):
@@ -70,19 +65,19 @@ class MethodConfig(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._]*$")  # part of a file name; no dash, it separates there
     method: Method
-    head: str | None = None  # directory or hub id of the draft model; None with OWN: the recipe's own
+    head: str | None = None  # directory or hub id of the draft model; None with HEAD: heads/NAME of the recipe
     num_draft_tokens: Listed[Annotated[int, Field(gt=0)]] | None = None  # None: eval.num_draft_tokens
     extra: dict[str, Any] = Field(default_factory=dict)  # further keys of vLLM's speculative_config
 
     @model_validator(mode="after")
     def _check_head(self) -> Self:
-        if self.name.startswith("none"):
-            raise ValueError(f"method name {self.name}: `none` is the baseline, which is always measured")
-        if self.method in HEADS and self.method != OWN and not self.head:
+        if self.name == "none":
+            raise ValueError("method name none: that is the baseline, which is always measured")
+        if self.method in HEADS and not self.head:
             raise ValueError(
                 f"method {self.name}: method {self.method} needs `head`, a directory or a hub id; {HEADS[self.method]}"
             )
-        if self.method not in HEADS and self.head:
+        if self.method not in (HEAD, *HEADS) and self.head:
             raise ValueError(f"method {self.name}: method {self.method} drafts without a model; leave `head` out")
         if taken := {"method", "model", "num_speculative_tokens"} & set(self.extra):
             raise ValueError(
@@ -169,7 +164,7 @@ class EvalConfig(Section):
 
     draft_tokens: Listed[Annotated[int, Field(gt=0)]] = Field(default=(3,), alias="num_draft_tokens")
     methods: Annotated[tuple[MethodConfig, ...], BeforeValidator(_as_methods), Field(min_length=1)] = (
-        MethodConfig(name=OWN, method=OWN),
+        MethodConfig(name=HEAD, method=HEAD),
         MethodConfig(name="ngram", method="ngram"),
     )
     temperatures: Listed[Annotated[float, Field(ge=0)]] = (0.0,)
@@ -181,7 +176,7 @@ class EvalConfig(Section):
     loads: Annotated[Loads, Field(min_length=1)] = Field(
         default=(LoadConfig(concurrency=1), LoadConfig(concurrency=8)), alias="concurrency"
     )
-    served: Listed[str] = (OWN,)  # methods that get a server, at every K of theirs
+    served: Listed[str] = (HEAD,)  # methods that get a server, at every K of theirs
     endpoints: tuple[EndpointConfig, ...] = ()  # measured beside the servers that are started here
     # Each of them is measured under every load alone as well; all: only all held-out prompts together.
     workloads: Literal["source", "category", "all"] = "source"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from drafthead.artifacts import MANIFEST, ArtifactError, reference, require
-from drafthead.config.evaluation import HEADS, LABELS, OWN, SAMPLED, Method, MethodConfig
+from drafthead.config.evaluation import HEAD, HEADS, SAMPLED, Method, MethodConfig
 from drafthead.config.recipe import Recipe, local_or_hub
 from drafthead.data.prompts import KIND, Prompt, cut, prompt_id, read_prompts, read_trained_on
 from drafthead.data.rendering import UnrenderableError, renderer
@@ -26,20 +26,11 @@ from drafthead.target.spec import load_target_spec, recipe_spec, target_names
 from drafthead.target.tokenizer import load_tokenizer
 
 _LOG = logging.getLogger(__name__)
-BASELINE, BASELINE_AGAIN = "none", "none-again"
-HEAD: Method = OWN  # the recipe's own head
-
-
-class _Names(dict[str, str]):
-    """Methods that the recipe named itself are called what it calls them."""
-
-    def __missing__(self, method: str) -> str:
-        return method
-
-
-NAMES = _Names(LABELS)
-NAMES[BASELINE], NAMES[BASELINE_AGAIN] = "no speculation", "baseline again (noise floor)"
-NAMES[SAMPLED] = f"{LABELS[OWN]}, drafts sampled"
+BASELINE = "none"
+_LABELS = {
+    BASELINE: "no speculation", "mtp": "the target's MTP layers",
+    "ngram": "n-gram", "ngram_gpu": "n-gram on the GPU", "suffix": "suffix decoding",
+}  # fmt: skip
 _LOOKUP = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
 _DEFAULTS: dict[Method, dict[str, Any]] = {"ngram": _LOOKUP, "ngram_gpu": _LOOKUP, "suffix": {}, "mtp": {}}
 
@@ -145,18 +136,47 @@ def prompt_room(recipe: Recipe, max_tokens: int, draft_tokens: int = 0) -> int:
     return recipe.engine.max_model_len - max_tokens - longest - 1
 
 
-def method_of(recipe: Recipe, name: str) -> MethodConfig:
-    """The method of that name; those that need no `head` (the recipe's own head among them) exist without being listed.
+def method_of(recipe: Recipe, name: str, added: Sequence[MethodConfig] = ()) -> MethodConfig:
+    """The method of that name; those that need no `head` (the recipe\'s head among them) exist without being listed.
+
+    Args:
+        recipe: its eval section has the methods.
+        name: of the method.
+        added: methods of an experiment beside the recipe's (`ServePlan.added`).
 
     Raises:
-        ValueError: the recipe has no such method.
+        ValueError: there is no such method.
     """
     found: dict[str, MethodConfig] = {method: MethodConfig(name=method, method=method) for method in (HEAD, *_DEFAULTS)}
-    found[SAMPLED] = MethodConfig(name=SAMPLED, method=OWN, extra={"draft_sample_method": "probabilistic"})
-    found |= {settings.name: settings for settings in recipe.eval.methods}
+    found[SAMPLED] = MethodConfig(name=SAMPLED, method=HEAD, extra={"draft_sample_method": "probabilistic"})
+    found |= {settings.name: settings for settings in (*recipe.eval.methods, *added)}
     if name not in found:
         raise ValueError(f"no method {name} in eval.methods; there are {', '.join(found)}")
     return found[name]
+
+
+@dataclass(frozen=True)
+class MethodNames:
+    """What tables and plots call a method: the recipe's head goes by its drafter, an entry of eval.methods by its name.
+
+    Attributes:
+        drafter: name of the drafter of the recipe's head, such as DFlash.
+    """
+
+    drafter: str
+
+    def __getitem__(self, method: str) -> str:
+        heads = {HEAD: f"{self.drafter} head", SAMPLED: f"{self.drafter} head, drafts sampled"}
+        return (_LABELS | heads).get(method, method)
+
+    def at(self, method: str, K: int) -> str:
+        """The method with its draft length."""
+        return f"{self[method]}, K = {K}" if K else self[method]
+
+
+def method_names(recipe: Recipe) -> MethodNames:
+    """What this recipe's methods are called."""
+    return MethodNames(drafter_of(recipe.head).vllm.ALGORITHM)
 
 
 def methods_at(recipe: Recipe, listed: Sequence[str], temperature: float) -> tuple[str, ...]:
@@ -168,25 +188,29 @@ def head_of(recipe: Recipe, settings: MethodConfig) -> str | None:
     """The draft's directory or hub id; None for methods that draft without a model."""
     if settings.head:
         return local_or_hub(f"head of method {settings.name}", settings.head)
-    return str(recipe.head_dir) if settings.method == OWN else None
+    return str(recipe.head_dir) if settings.method == HEAD else None
 
 
-def speculative_config(recipe: Recipe, method: str, k: int | None = None) -> dict[str, Any] | None:
+def speculative_config(
+    recipe: Recipe, method: str, k: int | None = None, added: Sequence[MethodConfig] = ()
+) -> dict[str, Any] | None:
     """vLLM's speculative_config of a method by name, at K draft tokens; None for the baseline.
 
     Args:
         recipe: its eval section has the methods.
         method: name of a method.
         k: draft tokens; None: the method's main K.
+        added: as in `method_of`.
     """
     if method == BASELINE:
         return None
-    settings = method_of(recipe, method)
+    settings = method_of(recipe, method, added)
     head = head_of(recipe, settings)
     K = k or recipe.eval.draft_tokens_of(settings)[0]
-    if head is None or settings.head:
+    if settings.method != HEAD:
         drafting = {"model": head} if head else _DEFAULTS[settings.method]
         return {"method": settings.method, **drafting, "num_speculative_tokens": K, **settings.extra}
+    assert head is not None
     return drafter_of(recipe.head).vllm.speculative_config(head, K) | settings.extra
 
 
@@ -197,13 +221,16 @@ def speculative_config(recipe: Recipe, method: str, k: int | None = None) -> dic
 _GPU = {"method": ("ngram_gpu", "dspark"), "rejection_sample_method": ("block",), "enable_adaptive_verification": (1,)}
 
 
-def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict[str, Any]:
+def identity(
+    recipe: Recipe, workload: Workload, methods: Sequence[str], added: Sequence[MethodConfig] = ()
+) -> dict[str, Any]:
     """Heads, prompts, target and the settings that change a measurement's meaning.
 
     Args:
         recipe: what is measured.
         workload: the prompts, rendered with the main reasoning effort.
         methods: names, the baseline's included.
+        added: as in `method_of`.
 
     Raises:
         ArtifactError: a head is missing, half finished, or was made for another target.
@@ -222,8 +249,8 @@ def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict
     if template_kwargs := recipe.target.chat_template_kwargs:
         made_from["chat_template_kwargs"] = template_kwargs
     described = []
-    for settings in (method_of(recipe, name) for name in methods if name != BASELINE):
-        if missing := lacks(recipe, settings.name):
+    for settings in (method_of(recipe, name, added) for name in methods if name != BASELINE):
+        if missing := missing_requirement(recipe, settings):
             raise ValueError(f"method {settings.name}: {missing}; or leave the method out of eval.methods")
         head = _head_reference(recipe, workload, settings)
         if head and settings.name == HEAD:
@@ -233,9 +260,9 @@ def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict
     return made_from | {"methods": described}
 
 
-def lacks(recipe: Recipe, method: str) -> str | None:
-    """What keeps this machine from drafting with a method by name, and what to do; None where nothing does."""
-    config = speculative_config(recipe, method) or {}
+def missing_requirement(recipe: Recipe, method: MethodConfig) -> str | None:
+    """What keeps this machine from drafting with a method, and what to do; None where nothing does."""
+    config = speculative_config(recipe, method.name, added=(method,)) or {}
     if config["method"] == "suffix" and find_spec("arctic_inference") is None:
         return "vLLM needs `pip install arctic-inference==0.1.1` for suffix decoding"
     needs = [f"{key} {config[key]}" for key, values in _GPU.items() if config.get(key) in values]
@@ -270,7 +297,7 @@ def _check_foreign(recipe: Recipe, settings: MethodConfig, head: str) -> None:
             check_tensor_files(Path(head))
         except FileNotFoundError as error:
             raise FileNotFoundError(f"method {settings.name}: {error}") from None
-        if settings.method == HEAD:
+        if settings.method in (HEAD, "eagle3"):
             check_files(Path(head), load_target_spec(recipe.target_path, recipe.target.revision))
     _LOG.info(
         f"{head} (method {settings.name}) was not made here: whether it has seen the held-out prompts cannot be checked"

@@ -14,9 +14,11 @@ from drafthead.config.evaluation import ALL
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS, REQUEST_COLUMNS, RUN_COLUMNS, read_rows
 from drafthead.evaluation.measuring.plan import served_recipe
 from drafthead.evaluation.results.levels import ServingRows, read_serving
+from drafthead.evaluation.workload import MethodNames
 
 CATEGORIES = ("chat", "code", "long", "structured")
 K = 3
+NAMES = MethodNames("EAGLE-3")
 TIMES = ("ttft_s", "ttfot_s", "e2e_s", "tpot_s", "itl_s", "itl_answer_s", "tpot_all_s", "duration_s")
 POSITIONS = (0.7, 0.45, 0.25)  # joint prefix acceptance under load
 BY_STEP = (3, 3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0)  # the same
@@ -44,15 +46,15 @@ def write_results(
     rng = np.random.default_rng(0)
     directory = recipe.results_dir / "acceptance"
     begin(directory, "acceptance", _identity(recipe))
-    for method, quality in (("none", None), ("eagle3", 0.7), ("ngram", 0.2)):
+    for method, quality in (("none", None), ("head", 0.7), ("ngram", 0.2)):
         rows = [_answer(rng, method, i, quality) for i in range(prompts)]
         if method == "none":
-            rows += [{**row, "method": "none-again"} for row in rows]
+            rows += [{**row, "again": True} for row in rows]
         pd.DataFrame(rows).to_parquet(directory / f"method-{method}.parquet")
     finish(directory, {"prompts": prompts, "too_long": 0, "methods": 3})
     directory = recipe.results_dir / "serving"
     begin(directory, "serving", _identity(recipe))
-    series = [("none", 0), *(("eagle3", k) for k in lengths)]
+    series = [("none", 0), *(("head", k) for k in lengths)]
     for index, (method, k) in enumerate(series):
         requests, runs = [], []
         for workload in workloads:
@@ -122,11 +124,11 @@ def _answer(rng: np.random.Generator, method: str, index: int, quality: float | 
     accepted_at = accepted_at[: K if quality else 0]
     looping = index % 16 == 0
     return dict.fromkeys(ACCEPTANCE_COLUMNS, 0) | {
-        "method": method, "k": K if drafts else 0, "effort": "medium", "prompt_id": f"p{index:03d}",
+        "method": method, "again": False, "k": K if drafts else 0, "effort": "medium", "prompt_id": f"p{index:03d}",
         "category": CATEGORIES[index % len(CATEGORIES)], "prompt_tokens": 100,
         "output_sha256": hashlib.sha256(f"{index}".encode()).hexdigest(),
         # N-gram has steps without a draft.
-        "num_tokens": 1 + drafts + int(accepted_at.sum()) if method == "eagle3" else 80,
+        "num_tokens": 1 + drafts + int(accepted_at.sum()) if method == "head" else 80,
         "drafts": drafts, "proposed": K * drafts, "accepted": int(accepted_at.sum()),
         "accepted_at": accepted_at.tolist(),
         "accepted_by_step": [int((accepted_at > step).sum()) for step in range(drafts)],  # fewer and fewer
@@ -151,7 +153,7 @@ def request_row(rng: np.random.Generator, method: str, concurrency: int, index: 
 
 def run_row(method: str, concurrency: int, rows: list[dict], k: int) -> dict:
     duration = sum(r["e2e_s"] for r in rows) / concurrency
-    drafts = 1000 if method == "eagle3" else 0
+    drafts = 1000 if method == "head" else 0
     achieved = concurrency if concurrency < 100 else 48.0
     return dict.fromkeys(RUN_COLUMNS, 0) | _level(method, concurrency) | {
         "k": k, "requests": len(rows), "achieved": achieved, "running": achieved,
@@ -160,7 +162,7 @@ def run_row(method: str, concurrency: int, rows: list[dict], k: int) -> dict:
         "weights_gib": np.nan, "drafts": drafts, "proposed": k * drafts,
         "accepted": round(sum(POSITIONS[:k]) * drafts),
         "accepted_at": [round(share * drafts) for share in POSITIONS[: k or K]],
-        "kv_cache_tokens": 90_000 if method == "eagle3" else 100_000,
+        "kv_cache_tokens": 90_000 if method == "head" else 100_000,
     }  # fmt: skip
 
 
@@ -168,5 +170,5 @@ def _level(method: str, concurrency: int) -> dict:
     """What requests and runs say of their level, the draft length excepted."""
     return {
         "method": method, "tensor_parallel": 1, "workload": ALL, "throughput_only": False, "load": f"c{concurrency}",
-        "concurrency": concurrency,
+        "concurrency": concurrency, "request_rate": np.inf, "burstiness": 1.0,
     }  # fmt: skip

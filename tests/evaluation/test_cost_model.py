@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
+from drafthead.config.evaluation import HEAD
 from drafthead.evaluation.decision.cost_model import SpeedPoints, fit, speed_points
 from drafthead.evaluation.decision.variants import best_schedule
 from drafthead.evaluation.results.levels import steady
-from drafthead.evaluation.workload import HEAD
 from tests.evaluation.rows import served
 from tests.recipes import tiny_recipe
 

@@ -13,12 +13,12 @@ import pytest
 from drafthead import cli
 from drafthead.artifacts import MANIFEST, ArtifactError, read_manifest
 from drafthead.cli import LEFT_OUT
-from drafthead.config.evaluation import UNLISTED, Method
+from drafthead.config.evaluation import HEAD, UNLISTED, Method
 from drafthead.engine.server import ServerError
 from drafthead.evaluation.measuring import serving
 from drafthead.evaluation.measuring.acceptance import conditions
 from drafthead.evaluation.measuring.plan import WorkloadSpec, recipe_plan, served_recipe
-from drafthead.evaluation.measuring.presets import load_preset, preset_plan, preset_recipe
+from drafthead.evaluation.measuring.presets import load_preset, preset_plan, public_methods
 from drafthead.evaluation.measuring.serving import measure_serving, plan_prompts
 from drafthead.evaluation.results.levels import read_serving
 from drafthead.evaluation.workload import EvalPrompt, Workload, load_workload, method_of, speculative_config
@@ -38,9 +38,9 @@ def _workload(count: int = 20) -> Workload:
 
 
 def test_a_recipe_starts_baseline_and_head_in_abba_order(tmp_path):
-    assert _servers(recipe_plan(tiny_recipe(tmp_path))) == [("none", 0, 1), ("eagle3", 3, 1)]
+    assert _servers(recipe_plan(tiny_recipe(tmp_path))) == [("none", 0, 1), ("head", 3, 1)]
     twice = recipe_plan(tiny_recipe(tmp_path, "eval.repeats=2"))
-    assert [(run.block, run.method) for run in twice.runs] == [(0, "none"), (0, "eagle3"), (1, "eagle3"), (1, "none")]
+    assert [(run.block, run.method) for run in twice.runs] == [(0, "none"), (0, "head"), (1, "head"), (1, "none")]
 
 
 def test_levels_share_prompts_and_mix_categories(tmp_path):
@@ -61,14 +61,14 @@ def test_every_evaluation_has_conversations_whose_turns_share_their_prefix(tmp_p
 
 
 def test_sampled_drafts_are_measured_where_responses_are_sampled(tmp_path):
-    for at_zero in ("eagle3", "eagle3,eagle3.sampled"):
+    for at_zero in ("head", "head,head.sampled"):
         plan = recipe_plan(tiny_recipe(tmp_path, f"eval.served=[{at_zero}]"))
-        assert {run.method for run in plan.runs} == {"none", "eagle3"}
+        assert {run.method for run in plan.runs} == {"none", "head"}
     recipe = tiny_recipe(tmp_path, "eval.temperatures=[0,1]")
     levels = {run.method: {level.temperature for level in run.levels} for run in recipe_plan(recipe).runs}
-    assert levels == {"none": {0, 1}, "eagle3": {0, 1}, "eagle3.sampled": {1}}
-    assert speculative_config(recipe, "eagle3.sampled")["draft_sample_method"] == "probabilistic"
-    assert [c.temperature for c in conditions(recipe) if c.method == "eagle3.sampled"] == [1]
+    assert levels == {"none": {0, 1}, "head": {0, 1}, "head.sampled": {1}}
+    assert speculative_config(recipe, "head.sampled")["draft_sample_method"] == "probabilistic"
+    assert [c.temperature for c in conditions(recipe) if c.method == "head.sampled"] == [1]
 
 
 def test_every_method_that_may_be_served_unlisted_is_known(tmp_path):
@@ -80,7 +80,7 @@ def test_every_method_that_may_be_served_unlisted_is_known(tmp_path):
 def test_vllm_knows_every_method():
     from vllm.config.speculative import SpeculativeMethod
 
-    assert set(get_args(Method)) <= set(re.findall(r"'(\w+)'", str(SpeculativeMethod)))
+    assert {*get_args(Method)} - {HEAD} <= set(re.findall(r"'(\w+)'", str(SpeculativeMethod)))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_miniature_of_no_preset_is_refused(tmp_path, capsys):
 
 def test_redhat_is_run_as_it_was_published(tmp_path):
     plan = preset_plan(tiny_recipe(tmp_path), load_preset("redhat"))
-    assert _servers(plan) == [("none", 0, 1), ("eagle3", 3, 1), ("none", 0, 2), ("eagle3", 3, 2)]
+    assert _servers(plan) == [("none", 0, 1), ("head", 3, 1), ("none", 0, 2), ("head", 3, 2)]
     assert {level.workload.name for level in plan.runs[2].levels} == {"mlperf-gpt-oss"}  # two GPUs: that data set only
     assert {run.flags for run in plan.runs} == {()}  # vLLM's defaults
     levels = plan.runs[0].levels[:6]
@@ -162,12 +162,12 @@ def test_a_preset_crosses_workloads_with_loads_and_scales_their_prompts(tmp_path
 
 def test_techniques_vary_one_axis_at_a_time(tmp_path):
     plan = preset_plan(tiny_recipe(tmp_path), load_preset("techniques"))
-    head = next(run for run in plan.runs if (run.method, run.k) == ("eagle3", 5))
+    head = next(run for run in plan.runs if (run.method, run.k) == ("head", 5))
     axes = {(level.temperature > 0, level.load.name != "c1", level.workload.name != "mixed") for level in head.levels}
     assert all(sum(axis) <= 1 for axis in axes)
-    assert {run.k for run in plan.runs if run.method == "eagle3"} == {1, 3, 5, 7, 10, 15}
+    assert {run.k for run in plan.runs if run.method == "head"} == {1, 3, 5, 7, 10, 15}
     assert {run.method for run in plan.runs if "mixed-c1-t0" in {level.name for level in run.levels}} == {
-        "none", "eagle3", "ngram"  # what this recipe can serve
+        "none", "head", "ngram"  # what this recipe can serve
     }  # fmt: skip
 
 
@@ -220,7 +220,8 @@ def test_the_prompts_advised_for_a_category_hold_enough_of_it(tmp_path):
     assert sum(prompt.category == "spec-bench/a" for prompt in drawn) == 80
 
 
-def _measured_without_vllm(failing, recipe, directory, index, run, prompts):
+def _measured_without_vllm(failing, recipe, plan, directory, index, prompts):
+    run = plan.runs[index]
     if (run.name, run.block) in failing:
         raise ServerError(
             "vLLM did not start: it ended with code 1. Last lines of x.log:\nValueError: no such head\n    "
@@ -294,8 +295,8 @@ def test_an_evaluation_without_one_of_its_servers_has_its_report(tmp_path, monke
 def test_no_more_is_drafted_than_a_parallel_head_was_trained_for(tmp_path):
     recipe = tiny_recipe(tmp_path, "head.type=dflash", "head.mask_token_id=9", "head.num_draft_positions=7")
     plan = preset_plan(recipe, load_preset("techniques"))
-    assert {run.k for run in plan.runs if run.method == "eagle3"} == {1, 3, 5, 7}
-    assert "eagle3: K = 15: it was trained for 7" in plan.skipped
+    assert {run.k for run in plan.runs if run.method == "head"} == {1, 3, 5, 7}
+    assert "head: K = 15: it was trained for 7" in plan.skipped
 
 
 def test_what_another_machine_began_is_not_continued(tmp_path, monkeypatch):
@@ -310,11 +311,11 @@ def test_what_another_machine_began_is_not_continued(tmp_path, monkeypatch):
 def test_public_heads_are_served_for_their_target_only(tmp_path):
     preset = load_preset("rtx-heads")
     recipe = tiny_recipe(tmp_path)
-    assert preset_recipe(recipe, preset).eval.methods == recipe.eval.methods
+    assert public_methods(recipe, preset) == ()
     assert any(line.startswith("throughput: ") for line in preset_plan(recipe, preset).skipped)
     public = recipe.changed("target", path="openai/gpt-oss-120b")
-    servers = _servers(preset_plan(preset_recipe(public, preset), preset))
-    own = [("none", 0, 1), ("eagle3", 1, 1), ("eagle3", 3, 1)]
+    servers = _servers(preset_plan(public, preset))
+    own = [("none", 0, 1), ("head", 1, 1), ("head", 3, 1)]
     heads = [("short_context", 3, 1), ("long_context", 3, 1), ("throughput", 1, 1), ("throughput", 3, 1)]
     assert servers == [*own, *heads, ("lmsys", 1, 1)]
 
@@ -361,7 +362,7 @@ def test_methods_without_a_head_are_left_out_with_a_way_to_get_one(tmp_path):
     preset = load_preset("techniques")
     left_out = preset_plan(tiny_recipe(tmp_path), preset).skipped
     assert {"medusa", "eagle", "draft_model"} <= {line.split(":")[0] for line in left_out}
-    with_heads = tiny_recipe(tmp_path, "eval.methods=[eagle3,{name: mine, method: medusa, head: somewhere}]")
+    with_heads = tiny_recipe(tmp_path, "eval.methods=[head,{name: mine, method: medusa, head: somewhere}]")
     plan = preset_plan(with_heads, preset)
     assert ("mine", 5, 1) in _servers(plan)
     assert "medusa" not in " ".join(plan.skipped)
@@ -370,7 +371,7 @@ def test_methods_without_a_head_are_left_out_with_a_way_to_get_one(tmp_path):
 def test_the_preset_of_engines_measures_endpoints_too(tmp_path):
     endpoint = "eval.endpoints=[{name: sglang, url: 'http://10.0.0.1:30000', model: m}]"
     plan = preset_plan(tiny_recipe(tmp_path, endpoint), load_preset("engines"))
-    assert [(run.method, run.endpoint) for run in plan.runs] == [("none", False), ("eagle3", False), ("sglang", True)]
+    assert [(run.method, run.endpoint) for run in plan.runs] == [("none", False), ("head", False), ("sglang", True)]
 
 
 def test_random_prompts_are_the_same_every_time_and_hold_no_control_token(tmp_path, tokenizer):

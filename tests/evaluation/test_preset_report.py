@@ -25,10 +25,7 @@ def _rows(plan):
     for run in plan.runs:
         for level in run.levels:
             concurrency = level.load.concurrency or 0
-            key = {
-                "k": run.k, "workload": level.workload.name, "temperature": level.temperature, "load": level.load.name,
-                "tensor_parallel": run.tensor_parallel, "throughput_only": level.workload.throughput_only,
-            }  # fmt: skip
+            key = run.key(level).columns() | {"throughput_only": level.workload.throughput_only}
             rows = [request_row(rng, run.method, concurrency, i, 2.0 if run.k else 1.0, run.k) | key for i in range(2)]
             requests += rows
             runs.append(run_row(run.method, concurrency, rows, run.k) | key | {"prompt_tokens": 200})
@@ -38,7 +35,8 @@ def _rows(plan):
 def test_what_failed_is_named_and_a_table_of_it_alone_is_left_out(tmp_path):
     preset, recipe = load_preset("rtx-heads"), tiny_recipe(tmp_path)
     plan = preset_plan(recipe, preset, miniature=True)
-    alone = plan.sweeps[0]._replace(title="of a head that failed", series=(("none", 0),))
+    baseline = frozenset(key for key in plan.sweeps[0].keys if key.method == "none")
+    alone = plan.sweeps[0]._replace(title="of a head that failed", keys=baseline)
     counts = _MANIFEST["counts"] | {"failed": ["long_context-k3-tp1: vLLM did not start"], "too_long": 3}
     plan, manifest = plan._replace(sweeps=(*plan.sweeps, alone)), _MANIFEST | {"counts": counts}
     report = build_preset_report(recipe, preset, plan, _rows(plan), manifest)
@@ -74,7 +72,7 @@ def test_every_preset_fits_the_embedded_recipe_and_every_table_of_the_post_has_a
         assert any(table.title.startswith("Cost per 1M") for table in others)
         by_position = [row[0].text for t in others if t.title == "Acceptance by position" for row in t.rows]
         text = not all(workload.throughput_only for workload in sweep.workloads)
-        assert ("draft head" in by_position) == text
+        assert ("EAGLE-3 head" in by_position) == text
     page = write_pages(report, tmp_path / "out")
     assert page.read_text().count("<table>") == sum(len(section.tables) for section in report.sections)
     assert preset.title in render(report, "report.md.jinja")

@@ -16,7 +16,7 @@ from drafthead.evaluation.reporting.report import build_report, print_brief, ren
 from drafthead.evaluation.results.levels import completed, summarise_serving
 from drafthead.evaluation.results.summary import summarise_acceptance, summarise_places
 from drafthead.statistics import acceptance_length_interval
-from tests.evaluation.rows import LENGTHS, POSITIONS, K, slower, write_results
+from tests.evaluation.rows import LENGTHS, NAMES, POSITIONS, K, slower, write_results
 from tests.recipes import tiny_recipe
 from tests.scripts import run_here
 
@@ -60,11 +60,11 @@ def test_acceptance_is_shown_by_position(recipe, report):
     """The head's, which is made up to accept less and less; of n-gram, where its rounds lie is not known."""
     summary = summarise_acceptance(acceptance.read_acceptance(recipe.results_dir / "acceptance"))
     found = {(at.place, at.first): at for at in summary.places}
-    assert {at.method for at in summary.places} == {"eagle3"}
+    assert {at.method for at in summary.places} == {"head"}
     after = "prompt and response"  # behind 100 tokens of prompt
     assert list(found) == [("prompt", 64), ("response", 0), ("response", 64), (after, 64), (after, 128)]
     assert found["prompt", 64].prompts == 150
-    assert found["prompt", 64].length == summary.of("eagle3").length
+    assert found["prompt", 64].length == summary.of("head").length
     assert found["response", 0].length.low > found["response", 64].length.high
     assert found[after, 64].length.low > found["response", 0].length.value > found[after, 128].length.high
     (table,) = [t for section in report.sections for t in section.tables if t.title == "Acceptance by position"]
@@ -87,23 +87,26 @@ def test_acceptance_under_load_leaves_looping_prompts_out(report):
 def test_a_prompt_that_loops_under_one_load_counts_under_the_others(analysis):
     """And its speed counts under all; a response without a draft at every step has no place."""
     requests, runs = analysis.rows
-    third = (requests["method"] == "eagle3") & (requests["prompt_id"] == "p002")  # accepts nothing
+    third = (requests["method"] == "head") & (requests["prompt_id"] == "p002")  # accepts nothing
     steps = [[0] * 60 if bad else own for bad, own in zip(third, requests["accepted_by_step"], strict=True)]
     requests = requests.assign(accepted_by_step=steps)
     baseline, first = requests["method"] == "none", requests["prompt_id"] == "p000"
     requests = requests.assign(repeated=requests["repeated"].mask(baseline & first & (requests["load"] == "c1"), 0.5))
-    again = completed(requests, runs.assign(workload=runs["prompts_of"]))
-    drafts = again.requests[(again.requests["method"] == "eagle3") & first].set_index("load")["drafts"]
+    again = completed(requests, runs)
+    drafts = again.requests[(again.requests["method"] == "head") & first].set_index("load")["drafts"]
     assert drafts.eq(0).to_dict() == {load: load == "c1" for load in drafts.index}
     assert len(drafts) > 2
-    before, after = (next(x for x in summarise_serving(rows) if x.load == "c1") for rows in (analysis.rows, again))
+    before, after = (
+        next(level for level in summarise_serving(rows) if level.key.concurrency == 1)
+        for rows in (analysis.rows, again)
+    )
     assert before.values == after.values
     assert before.length_of_all == after.length_of_all
-    counts = again.requests[(again.requests["method"] == "eagle3") & (again.requests["load"] == "c1") & ~first]
+    counts = again.requests[(again.requests["method"] == "head") & (again.requests["load"] == "c1") & ~first]
     by_prompt = counts[counts["drafts"] > 0].groupby("prompt_id")[["drafts", "accepted"]].sum()
     assert after.acceptance_length == acceptance_length_interval(by_prompt["drafts"], by_prompt["accepted"])
     assert after.acceptance_length.low < after.acceptance_length.value
-    head = requests[requests["method"] == "eagle3"].rename(columns={"output_tokens": "num_tokens"})
+    head = requests[requests["method"] == "head"].rename(columns={"output_tokens": "num_tokens"})
     preempted = head.assign(num_tokens=head["num_tokens"].mask(head["prompt_id"] == "p001", 500))
     whole, without = ({at.prompts for at in summarise_places(rows)} for rows in (head, preempted))
     assert max(without) == max(whole) - 1
@@ -158,7 +161,7 @@ def test_the_markdown_renders_every_table_and_picture(recipe, report):
 def test_the_tables_hold_what_the_rows_were_made_with(report):
     tables = {t.title: t for section in report.sections for t in section.tables}
     rows = [[cell.text for cell in row] for table in tables.values() for row in table.rows]
-    assert any(row[:2] == ["draft head, K = 3", "90,000"] and row[2] == "-10.0" for row in rows)  # KV cache taken
+    assert any(row[:2] == ["EAGLE-3 head, K = 3", "90,000"] and row[2] == "-10.0" for row in rows)  # KV cache taken
     means = tables["Geometric means over concurrency"]
     cell = means.rows[0][list(means.frame).index("Output throughput (tok/s)")]
     # 1.3 · 1.0 · 0.7 over the three levels that were reached; concurrency 200 was not.
@@ -169,7 +172,7 @@ def test_the_tables_hold_what_the_rows_were_made_with(report):
 
 
 def test_a_gain_at_a_load_that_was_not_reached_is_grey_beside_the_workloads(analysis):
-    (row,) = workloads_table(analysis).frame.to_dict("records")
+    (row,) = workloads_table(analysis, NAMES).frame.to_dict("records")
     assert [row[f"c = {c} (%)"].tone for c in SPEEDS] == ["better", "unresolved", "worse", "unresolved"]
 
 
@@ -188,12 +191,12 @@ def test_an_unsteady_machine_is_named_on_the_terminal_and_in_the_report(tmp_path
     """All prompts gain; each workload, measured afterwards, loses."""
     recipe = tiny_recipe(tmp_path)
     write_results(recipe, head_speed={1: 1.3}, prompts=160, workloads=("all", "chat", "code"))
-    for path in (recipe.results_dir / "serving").glob("*-eagle3.parquet"):
+    for path in (recipe.results_dir / "serving").glob("*-head.parquet"):
         rows = pd.read_parquet(path)
         pd.concat([slower(own, 1 if name == "all" else 2) for name, own in rows.groupby("workload")]).to_parquet(path)
     assert run_here("eval/report.py", f"output_dir={tmp_path}") == 0
     printed = capsys.readouterr().out
-    assert f"all prompts, eagle3 at K = 3: {UNKNOWN}" in printed
+    assert f"all prompts, EAGLE-3 head, K = 3: {UNKNOWN}" in printed
     texts = (printed, *((recipe.results_dir / f"report.{kind}").read_text() for kind in ("html", "md")))
     assert all("the machine was not steady" in " ".join(text.split()) for text in texts)
 

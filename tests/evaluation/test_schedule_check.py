@@ -11,9 +11,9 @@ from drafthead.evaluation.decision.variants import (
     given_schedule,
     measure_schedule,
     modelled_schedule,
-    with_schedule,
+    scheduled,
 )
-from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, summarise_serving
+from drafthead.evaluation.results.levels import THROUGHPUT, LoadComparison, ServingRows, summarise_serving
 from drafthead.evaluation.workload import speculative_config
 from tests.evaluation.rows import JUDGED, each, served, together
 from tests.recipes import tiny_recipe
@@ -29,7 +29,7 @@ def rows(tmp_path_factory) -> ServingRows:
     return served(recipe, head_speed={1: 1.5, 32: 0.8}, prompts=96, lengths=(1, 3))
 
 
-def _levels(rows: ServingRows, lengths: dict[int, int]) -> list[Level]:
+def _levels(rows: ServingRows, lengths: dict[int, int]) -> list[LoadComparison]:
     """With a schedule that is a copy of these lengths: load -> K."""
     copied = each(rows, lambda f: f[f["k"] == f["concurrency"].map(lengths)].assign(method=SCHEDULED, k=3))
     return summarise_serving(together(rows, copied), JUDGED)
@@ -39,15 +39,15 @@ def test_it_gains_what_the_best_fixed_length_loses_elsewhere(tmp_path, rows):
     levels = _levels(rows, {1: 3, 32: 1})
     recipe = tiny_recipe(tmp_path, "eval.traffic.workload=code")  # measured are all prompts, whatever the traffic's
     schedule = compare_schedule(recipe, SCHEDULE, levels)
-    speed = {(x.method, x.K, x.concurrency): 1 + x.change(THROUGHPUT) for x in levels}
-    mix = {K: 1 / (0.5 / speed["eagle3", K, 1] + 0.5 / speed["eagle3", K, 32]) for K in (1, 3)}
-    both = 1 / (0.5 / speed["eagle3", 3, 1] + 0.5 / speed["eagle3", 1, 32])
+    speed = {(x.key.method, x.key.K, x.key.concurrency): 1 + x.change(THROUGHPUT) for x in levels}
+    mix = {K: 1 / (0.5 / speed["head", K, 1] + 0.5 / speed["head", K, 32]) for K in (1, 3)}
+    both = 1 / (0.5 / speed["head", 3, 1] + 0.5 / speed["head", 1, 32])
     assert schedule.against == 1 == max(mix, key=mix.__getitem__)
     assert schedule.change.value == pytest.approx(both / mix[1] - 1)
-    assert (schedule.change.resolved, schedule.doubt) == (True, "")
-    by_load = [speed["eagle3", 3, 1] / speed["eagle3", 1, 1] - 1, 0]
+    assert (schedule.change.resolved, schedule.rejection_reason) == (True, "")
+    by_load = [speed["head", 3, 1] / speed["head", 1, 1] - 1, 0]
     assert [change.value for change in schedule.by_load.values()] == pytest.approx(by_load)
-    config = speculative_config(with_schedule(tiny_recipe(tmp_path), SCHEDULE), SCHEDULED, 3)
+    config = speculative_config(recipe, SCHEDULED, 3, (scheduled(recipe, SCHEDULE),))
     assert (config["num_speculative_tokens"], config["num_speculative_tokens_per_batch_size"]) == (3, SCHEDULE)
 
 
@@ -61,25 +61,25 @@ def test_it_gains_what_the_best_fixed_length_loses_elsewhere(tmp_path, rows):
 )
 def test_a_schedule_that_does_not_gain_or_was_not_served_is_not_advised(tmp_path, rows, lengths, schedule, doubt):
     found = compare_schedule(tiny_recipe(tmp_path), schedule, _levels(rows, lengths))
-    assert doubt in found.doubt
+    assert doubt in found.rejection_reason
 
 
 def test_a_gain_that_collapses_at_one_load_is_not_advised(tmp_path, rows):
     """As vLLM issue 49548 reports around a threshold to K = 0."""
     levels = _levels(rows, {1: 3, 32: 3})
     shares = ("eval.traffic.concurrency.1=0.98", "eval.traffic.concurrency.32=0.02")
-    K1 = [level for level in levels if (level.method, level.K) != ("eagle3", 3)]
+    K1 = [level for level in levels if (level.key.method, level.key.K) != ("head", 3)]
     found = compare_schedule(tiny_recipe(tmp_path, *shares), SCHEDULE, K1)
     assert found.change.low > 0
-    assert "concurrency 32" in found.doubt
+    assert "concurrency 32" in found.rejection_reason
 
 
 def test_it_is_served_beside_every_fixed_length_without_servers_of_others(tmp_path, monkeypatch):
     def stop(recipe, plan, directory):
         assert {(run.method, run.k) for run in plan.runs} == {
-            ("none", 0), ("eagle3", 3), ("eagle3", 1), (SCHEDULED, 3),
+            ("none", 0), ("head", 3), ("head", 1), (SCHEDULED, 3),
         }  # fmt: skip
-        assert not recipe.eval.endpoints
+        assert not any(run.endpoint for run in plan.runs)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(variants, "measure_serving", stop)

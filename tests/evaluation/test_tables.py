@@ -12,6 +12,7 @@ from drafthead.evaluation.reporting.heads import comparison_table
 from drafthead.evaluation.reporting.measured_tables import acceptance_table, conditions_table
 from drafthead.evaluation.reporting.report import acceptance_line
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_conditions
+from tests.evaluation.rows import NAMES
 
 
 def _row(
@@ -20,7 +21,8 @@ def _row(
     """One prompt whose steps are (proposed, accepted)."""
     kept, drafted = np.array([a for _, a in steps], int), np.array([p for p, _ in steps], int)
     return {
-        "method": method, "k": k, "temperature": 0.0, "effort": "low", "prompt_id": prompt, "category": "chat",
+        "method": method, "again": False, "k": k, "temperature": 0.0, "effort": "low", "prompt_id": prompt,
+        "category": "chat",
         "drafts": len(steps), "proposed": drafted.sum(), "accepted": kept.sum(), "output_sha256": sha,
         "accepted_at": [(kept > i).sum() for i in range(k)],
         "reached_at": [((kept >= i) & (drafted > i)).sum() for i in range(k)],
@@ -46,7 +48,7 @@ def summaries(rows):
 
 
 def test_sampled_responses_are_not_compared_with_those_of_the_baseline(rows):
-    assert conditions_table(summarise_conditions(rows.assign(temperature=0.7))).rows[0][-1].text == "–"
+    assert conditions_table(summarise_conditions(rows.assign(temperature=0.7)), NAMES).rows[0][-1].text == "–"
 
 
 def test_counts_are_pooled_and_looping_prompts_left_out(summaries):
@@ -60,9 +62,9 @@ def test_counts_are_pooled_and_looping_prompts_left_out(summaries):
 
 
 def test_a_length_of_too_few_prompts_is_marked(summaries):
-    cell = conditions_table(summaries).rows[0][6]
+    cell = conditions_table(summaries, NAMES).rows[0][6]
     assert (cell.tone, cell.text.endswith("(n = 2, too few)")) == ("unresolved", True)
-    assert "n = 2, " in acceptance_line(AcceptanceSummary(0.0, 3, 1, 1.0, summaries, {}))
+    assert "n = 2, " in acceptance_line(AcceptanceSummary(0.0, 3, 1, 1.0, summaries, {}), NAMES)
 
 
 def test_a_picture_names_how_few_the_prompts_are(summaries, monkeypatch):
@@ -75,7 +77,7 @@ def test_a_picture_names_how_few_the_prompts_are(summaries, monkeypatch):
     monkeypatch.setattr(Figure, "savefig", noted)
     many = [replace(summary, prompts=16) for summary in summaries]
     for methods in (summaries, many):
-        acceptance_pictures(AcceptanceSummary(0.0, 3, 1, 1.0, methods, {}))
+        acceptance_pictures(AcceptanceSummary(0.0, 3, 1, 1.0, methods, {}), NAMES)
     assert labels[0] == ["all (n = 2)", "chat (n = 2)"]
     assert labels[2] == ["all", "chat"]
 
@@ -85,15 +87,15 @@ def test_a_head_that_is_hardly_accepted_is_explained(accepted, prompts, told):
     names = [f"p{i}" for i in range(prompts)]
     rows = [_row("none", 0, p, []) for p in names] + [_row("head", 2, p, [(2, accepted)] * 4) for p in names]
     summary = AcceptanceSummary(0.0, prompts, 0, 1.0, summarise_conditions(pd.DataFrame(rows)), {})
-    for text in (acceptance_line(summary), acceptance_table(summary).note):
+    for text in (acceptance_line(summary, NAMES), acceptance_table(summary, NAMES).note):
         assert ("head: hardly a draft is accepted" in text and "--layer-ids-are" in text) == told
 
 
 def test_tables_name_the_condition(summaries):
-    row = [cell.text for cell in conditions_table(summaries).rows[0]]
-    assert row[:6] == ["all", "head", "2", "0", "low", "2"]
+    row = [cell.text for cell in conditions_table(summaries, NAMES).rows[0]]
+    assert row[:6] == ["all", "EAGLE-3 head", "2", "0", "low", "2"]
     assert row[-3:-1] == ["80.0 20.0", "80.0 50.0"]
-    assert [row[0].text for row in conditions_table(summaries).rows] == ["all", "chat"]
+    assert [row[0].text for row in conditions_table(summaries, NAMES).rows] == ["all", "chat"]
 
 
 def test_heads_are_compared_on_the_prompts_that_both_answered():

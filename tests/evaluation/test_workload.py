@@ -24,11 +24,11 @@ WORKLOAD = Workload([EvalPrompt("a", "chat", [1, 2])], 0)
 def test_a_missing_head_and_one_for_another_target_are_named(tmp_path):
     recipe = tiny_recipe(tmp_path)
     with pytest.raises(ArtifactError, match="python export/head.py"):
-        identity(recipe, WORKLOAD, ("none", "eagle3"))
+        identity(recipe, WORKLOAD, ("none", "head"))
     begin(recipe.head_dir, "head", {"target": {"path": "other", "revision": None, "fingerprint": "f" * 64}})
     finish(recipe.head_dir, {})
     with pytest.raises(ArtifactError, match=r"other .*ffffffffffff"):
-        identity(recipe, WORKLOAD, ("none", "eagle3"))
+        identity(recipe, WORKLOAD, ("none", "head"))
 
 
 def test_a_head_that_was_trained_on_the_prompts_is_refused(tmp_path):
@@ -38,11 +38,11 @@ def test_a_head_that_was_trained_on_the_prompts_is_refused(tmp_path):
     target = {"fingerprint": fingerprint_of(recipe.target_path)}
     begin(recipe.head_dir, "head", {"target": target})
     finish(recipe.head_dir, {})
-    identity(recipe, workload, ("none", "eagle3"))  # a head of elsewhere, which cannot know
+    identity(recipe, workload, ("none", "head"))  # a head of elsewhere, which cannot know
     write_trained_on(recipe.head_dir, [ask("seen").id, ask("else").id])
     finish(recipe.head_dir, {})
     with pytest.raises(ValueError, match=rf"1 of the 2 .*{ask('seen').id}"):
-        identity(recipe, workload, ("none", "eagle3"))
+        identity(recipe, workload, ("none", "head"))
     identity(recipe, workload, ("none", "ngram"))  # the other methods are not concerned
 
 
@@ -76,8 +76,8 @@ def test_a_head_is_known_by_its_weights_whatever_the_name_of_their_file(tmp_path
         ("suffix", "pip install arctic-inference"),
         ("ngram_gpu", "method ngram_gpu"),
         ("{name: x, method: dspark, head: y}", "method dspark"),
-        ("{name: x, method: eagle3, extra: {rejection_sample_method: block}}", "rejection_sample_method block"),
-        ("{name: x, method: eagle3, extra: {enable_adaptive_verification: true}}", "enable_adaptive_verification True"),
+        ("{name: x, method: head, extra: {rejection_sample_method: block}}", "rejection_sample_method block"),
+        ("{name: x, method: head, extra: {enable_adaptive_verification: true}}", "enable_adaptive_verification True"),
     ],
 )
 def test_a_method_that_this_machine_cannot_serve_is_refused_before_anything_starts(tmp_path, entry, named):
@@ -119,11 +119,11 @@ def test_a_preset_may_send_the_first_question_alone_of_every_conversation(tmp_pa
 
 def test_room_is_left_for_every_draft_that_is_measured_or_served(tmp_path):
     """vLLM stops drafting for a whole batch once one request has no room left for its drafts."""
-    short = "eval.methods=[{name: short, method: eagle3, num_draft_tokens: 1}]"
+    short = "eval.methods=[{name: short, method: head, num_draft_tokens: 1}]"
     sevens = ("eval.num_draft_tokens=7", "head.num_ttt_steps=7")
     room = prompt_room(tiny_recipe(tmp_path, short, "eval.served=[short]"), 100)
     assert prompt_room(tiny_recipe(tmp_path, short, *sevens), 100) == room - 6  # served are the recipe's own head at 7
-    sampled = ("eval.temperatures=[0,1]", "eval.methods=[{name: eagle3, method: eagle3, num_draft_tokens: 1}]")
+    sampled = ("eval.temperatures=[0,1]", "eval.methods=[{name: head, method: head, num_draft_tokens: 1}]")
     assert prompt_room(tiny_recipe(tmp_path, *sampled, *sevens), 100) == room - 6  # drafts sampled: at 7
     assert prompt_room(tiny_recipe(tmp_path, short, "eval.served=[short]"), 100, 15) == room - 14
 
@@ -161,6 +161,6 @@ def test_a_method_of_one_line_has_the_speculative_config_that_vllm_takes(tmp_pat
     assert speculative_config(recipe, method.name) == {**config, "num_speculative_tokens": 3}
     assert speculative_config(recipe, "none") is None
     own = {"method": "eagle3", "model": str(tmp_path / "heads" / "tiny"), "num_speculative_tokens": 2}
-    assert speculative_config(recipe, "eagle3", 2) == own
+    assert speculative_config(recipe, "head", 2) == own
     with pytest.raises(ValueError, match=f"public .*eval.methods.*{method.name}"):
         speculative_config(recipe, "public")

@@ -75,7 +75,7 @@ def test_what_the_chat_template_was_told_is_on_the_card_and_in_the_command(tmp_p
     assert f"`{quoted}`" in card
     with pytest.raises(ArtifactError, match="enable_thinking"):
         identity(
-            recipe_at(tmp_path / "second", *options), Workload([EvalPrompt("a", "chat", [1])], 0), ("none", "eagle3")
+            recipe_at(tmp_path / "second", *options), Workload([EvalPrompt("a", "chat", [1])], 0), ("none", "head")
         )
 
 

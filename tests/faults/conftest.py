@@ -117,7 +117,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory, fault_seed: int) -> Campaign:
     """One kill per stage, two ranks in training, one method beside the baseline; in bf16, as large targets are."""
-    short = ("target.dtype=bfloat16", "eval.methods=[eagle3]", "eval.workloads=all", "train.epochs=4")
+    short = ("target.dtype=bfloat16", "eval.methods=[head]", "eval.workloads=all", "train.epochs=4")
     campaign = Campaign(tmp_path_factory.mktemp("faults"), fault_seed, *short)
     del campaign.chain["train, 1 rank"]
     return campaign

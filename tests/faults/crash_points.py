@@ -61,7 +61,7 @@ _SMALLER = (
     "responses.max_tokens=12", "states.backend=transformers", "states.sequences_per_shard=2", "train.epochs=2",
     "train.checkpoint_every=1", "train.keep_checkpoints=1", "train.tokens_per_batch=256", "train.batches_per_step=1",
     "head.num_ttt_steps=1", "eval.num_draft_tokens=1", "eval.max_tokens=12", "eval.prompts_per_level=1",
-    "eval.methods=[eagle3]", "eval.workloads=all",
+    "eval.methods=[head]", "eval.workloads=all",
 )  # fmt: skip
 
 

@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 from drafthead import artifacts
 from drafthead.artifacts import ArtifactError
 from drafthead.config import Recipe
+from drafthead.config.evaluation import HEAD
 from drafthead.data.packing import pack, whole
 from drafthead.data.shard import shard_path, write_shard
-from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload, identity
+from drafthead.evaluation.workload import BASELINE, EvalPrompt, Workload, identity
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import read_public_head
 from drafthead.files import write_json

@@ -43,7 +43,7 @@ def test_serving_survives_a_kill(campaign, chooser):
     assert measured.items() <= stage.payload(root).items()
     assert not stage.leftovers(root)
     rows, _ = counted(root / stage.writes[0])
-    assert set(rows["method"]) == {"none", "eagle3"}
+    assert set(rows["method"]) == {"none", "head"}
     of_all = rows[rows["workload"] == "all"]
     assert of_all["prompt_id"].nunique() * 2 == len(of_all) == 16
     assert len(rows) > len(of_all), "conversations are measured too"

@@ -8,8 +8,9 @@ import pytest
 from drafthead import artifacts
 from drafthead.artifacts import ArtifactError
 from drafthead.config import Recipe, load_recipe
+from drafthead.config.evaluation import HEAD
 from drafthead.data.responses import KIND as RESPONSES
-from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload, identity
+from drafthead.evaluation.workload import BASELINE, EvalPrompt, Workload, identity
 from drafthead.exporting.export import open_checkpoint
 from drafthead.generation.harvest import claim
 from drafthead.generation.prompts import make_prompts

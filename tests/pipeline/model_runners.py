@@ -9,7 +9,7 @@ from tests.warm import run_warm
 
 _FEW = (
     "prompts.max_train=8", "prompts.validation=2", "prompts.max_heldout=4",
-    "engine.max_model_len=512", "engine.max_num_seqs=4", "eval.max_tokens=24", "eval.methods=[eagle3]",
+    "engine.max_model_len=512", "engine.max_num_seqs=4", "eval.max_tokens=24", "eval.methods=[head]",
 )  # fmt: skip
 
 

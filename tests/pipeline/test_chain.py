@@ -46,7 +46,7 @@ def check_gain(ours: pd.DataFrame, other: pd.DataFrame) -> None:
 def test_the_head_beats_ngram(tiny_run):
     head = overrides_for(Path(tiny_run.output_dir), SHORT)
     ours = _counters(head)
-    check_gain(ours["eagle3"], ours["ngram"])
+    check_gain(ours["head"], ours["ngram"])
     # Exported again, the card has what was measured, by workload.
     run_warm("export/head.py", *head)
     card = (tiny_run.head_dir / "README.md").read_text()
@@ -94,7 +94,7 @@ def test_what_got_worse_stands_in_the_verdict_and_response_lengths_in_the_report
 @pytest.mark.long
 def test_the_head_beats_its_blind_twin(tiny_run, tmp_path):
     head = overrides_for(Path(tiny_run.output_dir), SHORT)
-    twin = overrides_for(tmp_path, SHORT, "train.zero_hidden_states=true", "eval.methods=[eagle3]")
+    twin = overrides_for(tmp_path, SHORT, "train.zero_hidden_states=true", "eval.methods=[head]")
     (tmp_path / "data").symlink_to(Path(tiny_run.output_dir) / "data")
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "ours").symlink_to(tiny_run.results_dir)  # whose baseline is taken once it is measured
@@ -103,7 +103,7 @@ def test_the_head_beats_its_blind_twin(tiny_run, tmp_path):
     with safe_open(load_recipe(overrides=twin).head_dir / "model.safetensors", framework="pt") as file:
         assert not file.get_tensor("fc.weight").any(), "the blind twin must ignore states when served, too"
     ours, blind = _counters(head), _counters(twin)
-    check_gain(ours["eagle3"], blind["eagle3"])
+    check_gain(ours["head"], blind["head"])
 
 
 def _counters(overrides: tuple[str, ...]) -> dict[str, pd.DataFrame]:

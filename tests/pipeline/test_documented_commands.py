@@ -15,7 +15,7 @@ from tests.scripts import run_here, run_ok
 
 pytestmark = pytest.mark.slow
 # Few prompts and one load: every command runs, and nothing is read off the figures.
-FEW = ("eval.methods=[eagle3]", "eval.max_tokens=24", "eval.concurrency=[2]", "eval.prompts_per_level=8")
+FEW = ("eval.methods=[head]", "eval.max_tokens=24", "eval.concurrency=[2]", "eval.prompts_per_level=8")
 ENGINES = ("eval/head.py", "eval/explain.py")
 # Of a benchmark that takes minutes otherwise; all subjects of scale.py go the same way.
 LESS = {

@@ -63,7 +63,7 @@ def recorded(tiny_run) -> dict[float, list[tuple[list[int], list[int]]]]:
     vllm, recipe = import_vllm(), tiny_run
     prompts = [r.prompt_ids for r in read_responses(recipe.responses_dir("validation"))]
     texts = {f"{t} {i}": (list(ids), []) for t in TEMPERATURES for i, ids in enumerate(prompts)}
-    with offline_engine(recipe, speculative_config=speculative_config(recipe, "eagle3")) as llm:
+    with offline_engine(recipe, speculative_config=speculative_config(recipe, "head")) as llm:
         for name, (ids, _) in texts.items():
             params = vllm.SamplingParams(
                 temperature=float(name.split()[0]), max_tokens=recipe.responses.max_tokens, detokenize=False,

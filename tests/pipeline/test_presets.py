@@ -45,9 +45,9 @@ def _run(recipe, preset: str, *more: str):
 @pytest.mark.parametrize("preset", preset_names())
 def test_every_preset_runs_in_miniature(tiny_run, preset):
     printed, report, runs = _run(tiny_run, preset)
-    assert (runs.loc[runs["method"] == "eagle3", "drafts"] > 0).all()
+    assert (runs.loc[runs["method"] == "head", "drafts"] > 0).all()
     if preset == "redhat":
-        assert set(zip(runs["method"], runs["k"], strict=True)) == {("none", 0), ("eagle3", 3)}
+        assert set(zip(runs["method"], runs["k"], strict=True)) == {("none", 0), ("head", 3)}
         assert set(runs["workload"]) == {"sharegpt-first", "mlperf-gpt-oss", "swe-bench"}
         assert set(runs["load"]) == {"c1", "c2"}
         assert not runs["server_command"].str.contains("--stream-interval").any()
@@ -59,7 +59,7 @@ def test_every_preset_runs_in_miniature(tiny_run, preset):
         assert "medusa: " in printed
         assert {"mixed", "code"} <= set(runs["workload"])
         assert "What keeps a service level" in report
-        head = runs[runs["method"] == "eagle3"].groupby("temperature")[["drafts", "accepted"]].sum()
+        head = runs[runs["method"] == "head"].groupby("temperature")[["drafts", "accepted"]].sum()
         lengths = 1 + head["accepted"] / head["drafts"]
         assert lengths[0.5] > 0.6 * lengths[0.0]  # the CPU build, unrepaired, accepts next to nothing above 0
 
@@ -76,11 +76,11 @@ def test_a_schedule_of_draft_lengths_is_measured_beside_fixed_ones(tiny_run):
     directory = tiny_run.results_dir / "draft-lengths" / "schedule"
     runs = read_rows(directory, "runs-*.parquet").query("workload == 'all'")
     assert [(run.method, run.k) for run in runs[runs["block"] == 0].itertuples()][::2] == [
-        ("none", 0), ("eagle3", 3), ("eagle3", 1), ("schedule", 3),
+        ("none", 0), ("head", 3), ("head", 1), ("schedule", 3),
     ]  # fmt: skip
     drafted = runs[runs["k"] > 0].groupby(["method", "k", "concurrency"])[["proposed", "drafts"]].sum()
     proposed = drafted["proposed"] / drafted["drafts"]
-    assert proposed["eagle3", 3, 4] == pytest.approx(3, abs=0.2)
+    assert proposed["head", 3, 4] == pytest.approx(3, abs=0.2)
     assert proposed["schedule", 3, 1] == pytest.approx(3, abs=0.2)
     assert proposed["schedule", 3, 4] < 1.5
 

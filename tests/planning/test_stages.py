@@ -91,7 +91,7 @@ def test_drawn_prompts_are_counted(tmp_path):
 
 
 def test_acceptance_answers_every_held_out_prompt_under_every_condition(tmp_path):
-    methods = ("eval.methods=[eagle3,ngram]", "eval.num_draft_tokens=[3,5]", "eval.temperatures=[0,0.7]")
+    methods = ("eval.methods=[head,ngram]", "eval.num_draft_tokens=[3,5]", "eval.temperatures=[0,0.7]")
     recipe = with_responses(tmp_path, *methods, "eval.max_tokens=2")
     # baseline twice at 0 and once at 0.7; head and n-gram at two K and two temperatures; sampled drafts at 0.7
     passes = 2 + 1 + 2 * 2 * 2 + 2
@@ -110,7 +110,7 @@ def test_acceptance_answers_every_held_out_prompt_under_every_condition(tmp_path
 )
 def test_held_out_prompts_are_the_recipes_or_assumed(sources, prompts, noted, tmp_path):
     recipe = small_recipe(tmp_path, "prompts.path=null", "prompts.max_heldout=null", f"prompts.sources={sources}",
-                          "eval.methods=[eagle3]", "prompts.validation=8")  # fmt: skip
+                          "eval.methods=[head]", "prompts.validation=8")  # fmt: skip
     plan = plan_of("acceptance", recipe)
     assert plan.work.startswith(f"{3 * prompts:,} responses")
     assert ("held-out prompts are assumed" in plan.notes[0]) == noted

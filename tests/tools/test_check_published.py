@@ -5,7 +5,7 @@ import pytest
 from drafthead.evaluation.measuring.presets import load_preset
 from drafthead.evaluation.reporting.published import figures, published, published_table
 from drafthead.evaluation.results.levels import MEASURE, completed, summarise_serving
-from tests.evaluation.rows import each, served, slower, together
+from tests.evaluation.rows import NAMES, each, served, slower, together
 from tests.recipes import tiny_recipe
 from tools.check_published import errata
 
@@ -52,11 +52,11 @@ def test_the_same_target_workload_and_statistic_stand_beside_the_published_ones(
     cold = each(rows, lambda f: slower(f, 1 + (f["method"] != "none")))
     measures = load_preset("redhat").sweeps[0].measures
     levels, target = summarise_serving(together(cold, hot), measures), "openai/gpt-oss-120b"
-    table = published_table(levels, target)
+    table = published_table(levels, NAMES, target)
     found = {row[1].text: row for row in table.rows}
     assert len(found) == 6  # all that the post prints of it, on one GPU
     speed = found["mlperf-gpt-oss, 1 GPU(s), K = 3, geomean, output_tokens_per_s"]
     assert (speed[4].text, speed[5].text[:2]) == ("+9.5 %", "+3")
-    assert published_table(levels, "another/model") is None
-    assert published_table([level for level in levels if level.prompts_of == "mine"], target) is None
-    assert published_table([level for level in levels if level.concurrency <= 5], target) is None
+    assert published_table(levels, NAMES, "another/model") is None
+    assert published_table([level for level in levels if level.key.workload == "mine"], NAMES, target) is None
+    assert published_table([level for level in levels if level.key.concurrency <= 5], NAMES, target) is None

@@ -34,7 +34,7 @@ def test_an_engine_is_what_it_says_it_runs(tmp_path):
     recipe = recipe_at(tmp_path, "prompts.max_train=8", "prompts.max_heldout=4", "prompts.validation=2")
     make_prompts(recipe)
     write_random_head(recipe)
-    command = ("tools/gpu_engine.py", f"output_dir={tmp_path}", "eval.methods=[eagle3]", "eval.max_tokens=48")
+    command = ("tools/gpu_engine.py", f"output_dir={tmp_path}", "eval.methods=[head]", "eval.max_tokens=48")
     for runner, length, code in (("V1", "1", 0), ("V1", "3.9", 1), ("V2", "1", 1)):
         result = warm().run(*command, "--runner", runner, "--length", length)
         assert result.returncode == code, result.stderr

@@ -9,23 +9,23 @@ import numpy as np
 
 from drafthead.artifacts import MANIFEST, ArtifactError, describe_difference, read_manifest, reference, require
 from drafthead.config import Recipe
-from drafthead.config.evaluation import ALL, TrafficConfig
+from drafthead.config.evaluation import ALL, CONVERSATIONS, HEAD, TrafficConfig
 from drafthead.engine.server import deployment_command, speculative_flag
+from drafthead.evaluation.columns import setting_title
 from drafthead.evaluation.comparison import across_blocks, differ, sum_of_parts, throughput_change
-from drafthead.evaluation.decision.variants import SCHEDULED, Schedule, Variant, compare_variants, with_schedule
-from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, Verdict, decide, unfit
+from drafthead.evaluation.decision.variants import SCHEDULED, Schedule, Variant, compare_variants, scheduled
+from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, Verdict, decide, reason_to_ignore
 from drafthead.evaluation.measuring import acceptance, serving
-from drafthead.evaluation.measuring.plan import is_conversations
 from drafthead.evaluation.results.levels import (
     THROUGHPUT,
-    Level,
+    LoadComparison,
     ServingRows,
     grouped,
     read_serving,
     summarise_serving,
 )
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_acceptance
-from drafthead.evaluation.workload import BASELINE, HEAD, NAMES, head_of, method_of, speculative_config
+from drafthead.evaluation.workload import BASELINE, MethodNames, head_of, method_names, method_of, speculative_config
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,19 @@ class Analysis:
     manifests: dict[str, dict[str, Any]]
     acceptance: AcceptanceSummary
     rows: ServingRows
-    levels: list[Level]
+    levels: list[LoadComparison]
     verdicts: list[Verdict]
     variants: list[Variant] = field(default_factory=list)
 
     @property
     def main(self) -> Verdict:
         """What to do: the best variant where it gains over the plain head, else that."""
-        adopted = [variant.verdict for variant in self.variants if not variant.doubt]
+        adopted = [variant.verdict for variant in self.variants if not variant.rejection_reason]
         return [*adopted, self.verdicts[0]][0]
 
-    def levels_of(self, verdict: Verdict) -> list[Level]:
+    def levels_of(self, verdict: Verdict) -> list[LoadComparison]:
         """The levels that a verdict may rest on: of its workload, method and draft length, without a request rate."""
-        wanted = (verdict.workload, verdict.method, verdict.K)
-        return [level for level in self.levels if level.steady and (level.workload, level.method, level.K) == wanted]
+        return [x for x in self.levels if x.key.steady and x.key.over_loads == verdict.key]
 
 
 def analyse(recipe: Recipe, rows: ServingRows | None = None) -> Analysis:
@@ -122,71 +121,77 @@ def _as_served(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> Recipe:
     return recipe.changed("engine", **served["engine"]).changed("target", path=served["target"], dtype=served["dtype"])
 
 
-def compare_schedule(recipe: Recipe, schedule: Schedule, levels: list[Level]) -> Variant:
+def compare_schedule(recipe: Recipe, schedule: Schedule, levels: list[LoadComparison]) -> Variant:
     """A schedule that was served beside the best fixed draft length, over the recipe's traffic."""
-    recipe = with_schedule(recipe, schedule)
-    verdicts = verdicts_of(recipe, levels)
-    found = compare_variants(recipe, verdicts, levels)
-    return next(variant for variant in found if variant.verdict.method == SCHEDULED)
+    traffic = _of_all_prompts(recipe)
+    verdicts = verdicts_of(recipe, levels, traffic)
+    found = compare_variants(recipe, verdicts, levels, traffic, (scheduled(recipe, schedule),))
+    return next(variant for variant in found if variant.verdict.key.method == SCHEDULED)
 
 
-def fixed_length(recipe: Recipe, levels: Sequence[Level], K: int) -> Verdict:
+def fixed_length(recipe: Recipe, levels: Sequence[LoadComparison], K: int) -> Verdict:
     """On the head at K draft tokens, over all prompts."""
-    traffic = recipe.eval.traffic.model_copy(update={"workload": ALL})
-    own = [level for level in levels if (level.method, level.K) == (HEAD, K)]
-    return verdicts_of(recipe.changed("eval", traffic=traffic), own)[0]
+    own = [level for level in levels if (level.key.method, level.key.K) == (HEAD, K)]
+    return verdicts_of(recipe, own, _of_all_prompts(recipe))[0]
 
 
-def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
+def _of_all_prompts(recipe: Recipe) -> TrafficConfig:
+    """The recipe's traffic with the prompts that schedules are measured on."""
+    return TrafficConfig(concurrency=recipe.eval.traffic.concurrency, workload=ALL)
+
+
+def verdicts_of(
+    recipe: Recipe, levels: Sequence[LoadComparison], traffic: TrafficConfig | None = None
+) -> list[Verdict]:
     """One verdict for every workload and method; no load with a rate is judged.
 
     The workload of the traffic comes first, and of each the head, then the method that gains most; endpoints last.
 
-    The traffic is eval.traffic.workload. Where the recipe says nothing it is all prompts, and conversations decide
-    where the head loses on them: one that costs more in lost prefix-cache hits than its drafts bring is not deployed,
+    The traffic is eval.traffic, if no other is given. Where it names no workload it is all prompts, and conversations
+    decide where the head loses on them: one that costs more in lost prefix-cache hits than its drafts bring is not deployed,
     however fast it answers prompts that share nothing. A draft length that loses there is chosen last, and they are
     judged at the one that was chosen. Where the head is not served, the first method takes its place.
 
     Raises:
         ValueError: the traffic's workload was not measured, or no load is of fixed concurrency.
     """
-    by_workload: dict[str, tuple[dict[int, float], list[Verdict]]] = {}
-    traffic = recipe.eval.traffic
+    by_setting: dict[tuple[str, float, int], tuple[dict[int, float], list[Verdict]]] = {}
+    traffic = traffic or recipe.eval.traffic
     endpoints = {endpoint.name for endpoint in recipe.eval.endpoints}
-    filled = [level for level in levels if level.steady]
+    filled = [level for level in levels if level.key.steady]
     if not filled:
-        rates = ", ".join(dict.fromkeys(level.load for level in levels))
+        rates = ", ".join(dict.fromkeys(level.key.load_name for level in levels))
         raise ValueError(
             f"nothing to judge: all loads have a request rate ({rates}), and the verdict is by requests in flight; "
             "add some with eval.concurrency=[1,8]. python eval/serving.py prints what was measured"
         )
-    temperature = recipe.eval.temperatures[0]
-    label = f" T={temperature:g}" if temperature else ""
-    first = (traffic.workload or ALL).removesuffix(label) + label
-    measured = sorted({level.workload for level in filled}, key=lambda name: (name.partition(" TP")[0] != first, name))
-    if traffic.workload is not None and measured[0].partition(" TP")[0] != first:
-        raise ValueError(f"eval.traffic.workload {first} was not measured; there are: {', '.join(measured)}")
-    for workload in measured:
-        here = [level for level in filled if level.workload == workload]
+    first = (traffic.workload or ALL, recipe.eval.temperatures[0])
+    measured = sorted({level.key.setting for level in filled}, key=lambda setting: (setting[:2] != first, setting))
+    if traffic.workload is not None and measured[0][:2] != first:
+        there = ", ".join(setting_title(*setting) for setting in measured)
+        raise ValueError(f"eval.traffic.workload {setting_title(*first, 1)} was not measured; there are: {there}")
+    for setting in measured:
+        here = [level for level in filled if level.key.setting == setting]
         # Conversations are measured at one load, whatever the traffic's are.
-        spread = TrafficConfig() if is_conversations(workload) else traffic
-        shares = spread.shares(level.concurrency for level in here)
+        spread = TrafficConfig() if setting[0] == CONVERSATIONS else traffic
+        shares = spread.shares(level.key.concurrency for level in here)
         verdicts = [decide(own, shares, recipe.eval.slo) for own in grouped(here, "method", "K").values()]
-        by_workload[workload] = shares, verdicts
-    every = [verdict for _, verdicts in by_workload.values() for verdict in verdicts]
-    lost = [v for v in every if traffic.workload is None and is_conversations(v.workload) and v.decision == DO_NOT]
-    losing = {(v.method, v.K) for v in lost}
+        by_setting[setting] = shares, verdicts
+    every = [verdict for _, verdicts in by_setting.values() for verdict in verdicts]
+    lost = [v for v in every if v.key.workload == CONVERSATIONS and v.decision == DO_NOT]
+    lost = lost if traffic.workload is None else []
+    losing = {(v.key.method, v.key.K) for v in lost}
     found: list[Verdict] = []
     chosen: dict[str, int] = {}  # draft lengths of the traffic
-    for workload, (shares, verdicts) in by_workload.items():
+    for (workload, _, _), (shares, verdicts) in by_setting.items():
         best: dict[str, Verdict] = {}  # of every method at its best draft length
         for verdict in sorted(verdicts, key=lambda v: _rank(v, shares, losing), reverse=True):
-            if not is_conversations(workload) or chosen.get(verdict.method, verdict.K) == verdict.K:
-                best.setdefault(verdict.method, verdict)
-        chosen = chosen or {verdict.method: verdict.K for verdict in best.values()}
-        order = {v.method: (v.method == HEAD, v.method not in endpoints, *_gain(v, shares)) for v in best.values()}
+            if workload != CONVERSATIONS or chosen.get(verdict.key.method, verdict.key.K) == verdict.key.K:
+                best.setdefault(verdict.key.method, verdict)
+        chosen = chosen or {verdict.key.method: verdict.key.K for verdict in best.values()}
+        order = {m: (m == HEAD, m not in endpoints, *_gain(v, shares)) for m, v in best.items()}
         found += [best[method] for method in sorted(best, key=order.__getitem__, reverse=True)]
-    lead = [v for v in lost if v in found and v.method == found[0].method]
+    lead = [v for v in lost if v in found and v.key.method == found[0].key.method]
     return [*lead, *(v for v in found if v not in lead)]
 
 
@@ -195,7 +200,7 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
 MIXING = 0.05
 
 
-def held_to_workloads(levels: Sequence[Level], workload_of: Mapping[str, str]) -> list[Level]:
+def held_to_workloads(levels: Sequence[LoadComparison], workload_of: Mapping[str, str]) -> list[LoadComparison]:
     """The levels, those of all prompts together with what their workloads add up to where that is another change.
 
     A workload weighs as much as its prompts take of the baseline's time among all prompts. Prompts of a workload that
@@ -205,18 +210,14 @@ def held_to_workloads(levels: Sequence[Level], workload_of: Mapping[str, str]) -
         levels: of any method, workload and load.
         workload_of: prompt id -> the workload it belongs to.
     """
+    alone = [x for x in levels if x.key.workload not in (ALL, CONVERSATIONS) and not reason_to_ignore(x)]
 
-    alone = [x for x in levels if x.prompts_of != ALL and not is_conversations(x.workload) and not unfit(x)]
-
-    def setting(x: Level) -> tuple:  # temperature and GPUs are what follows the prompts in the workload's label
-        return x.method, x.K, x.load, x.workload.removeprefix(x.prompts_of)
-
-    def held(level: Level) -> Level:
-        same = [x for x in alone if setting(x) == setting(level)]
-        parts = {x.prompts_of: x.changes[THROUGHPUT.key] for x in same}
+    def held(level: LoadComparison) -> LoadComparison:
+        same = [x for x in alone if replace(x.key, workload=ALL) == level.key]
+        parts = {x.key.workload: x.changes[THROUGHPUT.key] for x in same}
         known = level.paired.assign(workload=level.paired.index.map(lambda prompt: workload_of.get(prompt, "")))
         shared = known[known["workload"].isin([*parts])]
-        if level.prompts_of != ALL or shared.empty:
+        if level.key.workload != ALL or shared.empty:
             return level
         columns = ("output_tokens_head", "share_s_head", "output_tokens_base", "share_s_base")
         by_block = level.by_block[THROUGHPUT.key]
@@ -238,7 +239,7 @@ def _gain(verdict: Verdict, shares: dict[int, float]) -> tuple[bool, float]:
 def _rank(verdict: Verdict, shares: dict[int, float], losing: set[tuple[str, int]]) -> tuple[bool, bool, float]:
     """By which a draft length is chosen: those that lose on conversations come after all that are deployed."""
     deployed, gain = _gain(verdict, shares)
-    return deployed and (verdict.method, verdict.K) not in losing, deployed, gain
+    return deployed and (verdict.key.method, verdict.key.K) not in losing, deployed, gain
 
 
 # How to serve what the verdict says: the configuration and the whole command, both as they were served.
@@ -255,35 +256,36 @@ class Advice(NamedTuple):
 def advise(recipe: Recipe, analysis: Analysis) -> Advice:
     """The configuration that follows from the main verdict: one that was served at the loads it speaks of, or none."""
     verdict = analysis.main
-    config = None if verdict.decision == DO_NOT else speculative_config(recipe, verdict.method, verdict.K)
+    config = None if verdict.decision == DO_NOT else speculative_config(recipe, verdict.key.method, verdict.key.K)
     if verdict.decision == DO_NOT:
         text = "Serve without the head:"
     elif verdict.decision == UNKNOWN:
-        text = f"{UNKNOWN}: nothing to serve yet. What was measured, at K = {verdict.K}:"
+        text = f"{UNKNOWN}: nothing to serve yet. What was measured, at K = {verdict.key.K}:"
     elif verdict.decision == UP_TO:
         lost = [v.concurrency for v in verdict.levels if v.decision == DO_NOT and v.concurrency > (verdict.up_to or 0)]
         above = f"without the head from {min(lost)} on, where it loses" if lost else "above that nothing is resolved"
-        text = f"Serve it at K = {verdict.K} for up to {verdict.up_to} requests at once; {above}:"
+        text = f"Serve it at K = {verdict.key.K} for up to {verdict.up_to} requests at once; {above}:"
     else:
-        text = f"Serve it at K = {verdict.K}:"
-    notes = [*(variant.sentence() for variant in analysis.variants), *_fastest(analysis)]
+        text = f"Serve it at K = {verdict.key.K}:"
+    names = method_names(recipe)
+    notes = [*(variant.sentence(names) for variant in analysis.variants), *_fastest(analysis, names)]
     text = " ".join([text, *(f"{note}." for note in notes)])
     return Advice(text, speculative_flag(config), deployment_command(_as_served(recipe, analysis.manifests), config))
 
 
-def _fastest(analysis: Analysis) -> list[str]:
+def _fastest(analysis: Analysis, names: MethodNames) -> list[str]:
     """Method and draft length with the highest measured throughput at each load; empty where one was served."""
-    here = [x for x in analysis.levels if x.workload == analysis.main.workload and x.steady and x.reached]
-    if len({(level.method, level.K) for level in here}) < 2:
+    here = [x for x in analysis.levels if x.key.setting == analysis.main.key.setting and x.key.steady and x.reached]
+    if len({(level.key.method, level.key.K) for level in here}) < 2:
         return []
 
-    def gain(level: Level) -> float:
+    def gain(level: LoadComparison) -> float:
         return level.change(THROUGHPUT)
 
-    best = [max((x for x in here if x.concurrency == c), key=gain) for c in sorted({x.concurrency for x in here})]
+    best = [max(same, key=gain) for _, same in sorted(grouped(here, "concurrency").items())]
     at = (
-        f"{NAMES[x.method]}, K = {x.K}, at {x.concurrency} ({gain(x):+.1%})" if gain(x) > 0
-        else f"{NAMES[BASELINE]} at {x.concurrency}"
+        f"{names.at(x.key.method, x.key.K)}, at {x.key.concurrency} ({gain(x):+.1%})" if gain(x) > 0
+        else f"{names[BASELINE]} at {x.key.concurrency}"
         for x in best
     )  # fmt: skip
     return [f"Fastest measured by requests in flight: {'; '.join(at)}"]

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from drafthead.config import Recipe
-from drafthead.config.evaluation import ALL, OWN, MethodConfig
+from drafthead.config.evaluation import CONVERSATIONS, HEAD, MethodConfig, TrafficConfig
 from drafthead.engine.offline import import_vllm
 from drafthead.evaluation.decision.cost_model import CostModel, fit, speed_points
 from drafthead.evaluation.decision.verdict import (
@@ -32,13 +32,20 @@ from drafthead.evaluation.decision.verdict import (
     UNKNOWN,
     UP_TO,
     Verdict,
+    reason_to_ignore,
     traffic_change,
-    unfit,
 )
-from drafthead.evaluation.measuring.plan import is_conversations, recipe_plan, served_recipe
+from drafthead.evaluation.measuring.plan import methods_plan, served_recipe
 from drafthead.evaluation.measuring.serving import measure_serving
-from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, steady, summarise_serving
-from drafthead.evaluation.workload import HEAD, NAMES, method_of
+from drafthead.evaluation.results.levels import (
+    THROUGHPUT,
+    LoadComparison,
+    ServingRows,
+    read_serving,
+    steady,
+    summarise_serving,
+)
+from drafthead.evaluation.workload import MethodNames, method_of
 from drafthead.files import foreign
 from drafthead.statistics import Change
 
@@ -47,7 +54,7 @@ KEY = "num_speculative_tokens_per_batch_size"
 WORTH = 0.01
 
 Schedule = list[list[int]]
-Loads = Mapping[int, Level]  # concurrency -> level
+Loads = Mapping[int, LoadComparison]  # concurrency -> level
 
 
 class Variant(NamedTuple):
@@ -59,7 +66,7 @@ class Variant(NamedTuple):
         against: the fixed draft length that serves the traffic fastest.
         change: of output throughput over the traffic, against that.
         by_load: the same at every load alone; as in the verdict, loads that decide nothing are left out.
-        doubt: why it is not adopted; empty where it is.
+        rejection_reason: why it is not adopted; empty where it is.
     """
 
     verdict: Verdict
@@ -67,53 +74,64 @@ class Variant(NamedTuple):
     against: int
     change: Change
     by_load: dict[int, Change]
-    doubt: str
+    rejection_reason: str
 
-    def sentence(self) -> str:
+    def sentence(self, names: MethodNames) -> str:
         """For the terminal and the report."""
-        gain = f"{NAMES[self.verdict.method]} at K = {self.verdict.K}: {self.change.text()} output throughput"
-        doubt = f"; not advised: {self.doubt}" if self.doubt else ""
-        return f"{gain} against the {NAMES[self.beside]} at its best fixed draft length, K = {self.against}{doubt}"
+        gain = f"{names[self.verdict.key.method]} at K = {self.verdict.key.K}: {self.change.text()} output throughput"
+        rejected = f"; not advised: {self.rejection_reason}" if self.rejection_reason else ""
+        return f"{gain} against the {names[self.beside]} at its best fixed draft length, K = {self.against}{rejected}"
 
 
-def compare_variants(recipe: Recipe, verdicts: Sequence[Verdict], levels: Sequence[Level]) -> list[Variant]:
+def compare_variants(
+    recipe: Recipe,
+    verdicts: Sequence[Verdict],
+    levels: Sequence[LoadComparison],
+    traffic: TrafficConfig | None = None,
+    added: Sequence[MethodConfig] = (),
+) -> list[Variant]:
     """Every other method that was served on the workload of the first verdict, the best first.
 
     Args:
-        recipe: its methods and traffic.
+        recipe: its methods.
         verdicts: of all methods and workloads; the first is on the method that the others are compared with.
         levels: of all methods.
+        traffic: what is served; None: as the recipe says.
+        added: methods that the recipe does not list.
     """
-    workload = verdicts[0].workload
-    here = [level for level in levels if level.workload == workload and level.steady]
-    shares = recipe.eval.traffic.shares(level.concurrency for level in here)
-    first, *others = [verdict for verdict in verdicts if verdict.workload == workload]
-    fixed = {K: _loads(here, first.method, K) for K in {level.K for level in here if level.method == first.method}}
-    losing = {(v.method, v.workload) for v in verdicts if v.decision == DO_NOT}
+    traffic = traffic or recipe.eval.traffic
+    setting = verdicts[0].key.setting
+    here = [level for level in levels if level.key.setting == setting and level.key.steady]
+    shares = traffic.shares(level.key.concurrency for level in here)
+    first, *others = [verdict for verdict in verdicts if verdict.key.setting == setting]
+    lengths = {level.key.K for level in here if level.key.method == first.key.method}
+    fixed = {K: _loads(here, first.key.method, K) for K in lengths}
+    losing = {(v.key.method, v.key.workload_title) for v in verdicts if v.decision == DO_NOT}
     found = []
     for verdict in others:
-        if not verdict.K:  # a server of others, which drafts as it likes
+        if not verdict.key.K:  # a server of others, which drafts as it likes
             continue
-        ours = _loads(here, verdict.method, verdict.K)
+        ours = _loads(here, verdict.key.method, verdict.key.K)
         measured = {c: share for c, share in shares.items() if c in ours} or dict.fromkeys(ours, 1.0)
         sides = (ours, *fixed.values())
-        weights = {c: share for c, share in measured.items() if not any(unfit(side[c]) for side in sides)}
+        weights = {c: share for c, share in measured.items() if not any(reason_to_ignore(side[c]) for side in sides)}
         best = max(fixed, key=lambda K: _speedup(fixed[K], weights or measured))
         by_load = {c: gain_over(ours, fixed[best], {c: 1.0}) for c in weights}
         change = gain_over(ours, fixed[best], weights)
-        lost = sorted(w for method, w in losing if method == verdict.method and (first.method, w) not in losing)
-        variant = Variant(verdict, first.method, best, change, by_load, "")
-        schedule = method_of(recipe, verdict.method).extra.get(KEY)
+        lost = sorted(w for method, w in losing if method == verdict.key.method and (first.key.method, w) not in losing)
+        variant = Variant(verdict, first.key.method, best, change, by_load, "")
+        schedule = method_of(recipe, verdict.key.method, added).extra.get(KEY)
         # Where conversations lead because the traffic may have some, it has other prompts, too.
-        doubt = _doubt(variant, first, lost, schedule)
-        if recipe.eval.traffic.workload is None and is_conversations(workload):
-            of_all = [v for v in verdicts if v.method == verdict.method and not is_conversations(v.workload)]
-            doubt = next((f"{v.headline} on {v.workload} prompts" for v in of_all[:1] if v.decision != DEPLOY), doubt)
-        found.append(variant._replace(doubt=doubt))
-    return sorted(found, key=lambda variant: (bool(variant.doubt), -variant.change.value))
+        reason = _rejection_reason(variant, first, lost, schedule)
+        if traffic.workload is None and setting[0] == CONVERSATIONS:
+            same = (v for v in verdicts if v.key.method == verdict.key.method and v.key.workload != CONVERSATIONS)
+            if (of_all := next(same, None)) and of_all.decision != DEPLOY:
+                reason = f"{of_all.headline} on {of_all.key.workload_title} prompts"
+        found.append(variant._replace(rejection_reason=reason))
+    return sorted(found, key=lambda variant: (bool(variant.rejection_reason), -variant.change.value))
 
 
-def _doubt(variant: Variant, plain: Verdict, lost: list[str], schedule: Schedule | None) -> str:
+def _rejection_reason(variant: Variant, plain: Verdict, lost: list[str], schedule: Schedule | None) -> str:
     """Why a variant is not advised."""
     verdict = variant.verdict
     if lost:
@@ -138,8 +156,8 @@ def _highest(verdict: Verdict) -> float:
     return {DEPLOY: np.inf, UP_TO: verdict.up_to or 0}.get(verdict.decision, 0)
 
 
-def _loads(levels: Sequence[Level], method: str, K: int) -> dict[int, Level]:
-    return {level.concurrency: level for level in levels if (level.method, level.K) == (method, K)}
+def _loads(levels: Sequence[LoadComparison], method: str, K: int) -> dict[int, LoadComparison]:
+    return {level.key.concurrency: level for level in levels if (level.key.method, level.key.K) == (method, K)}
 
 
 def gain_over(ours: Loads, plain: Loads, weights: dict[int, float]) -> Change:
@@ -188,7 +206,7 @@ def best_schedule(model: CostModel, max_batch: int) -> Schedule:
     return [[batches[0], batches[-1], K] for K, batches in ranges]
 
 
-def modelled_schedule(recipe: Recipe) -> tuple[Schedule, list[Level]]:
+def modelled_schedule(recipe: Recipe) -> tuple[Schedule, list[LoadComparison]]:
     """Measure the recipe's fixed draft lengths, and let the cost model fill in a schedule; that and what was measured.
 
     Raises:
@@ -202,7 +220,7 @@ def modelled_schedule(recipe: Recipe) -> tuple[Schedule, list[Level]]:
             "[1,32]"
         )
     limit = served_recipe(recipe, settings.steady_loads).engine.max_num_seqs
-    rows = _measured(recipe, "fixed", HEAD)
+    rows = _measured(recipe, "fixed")
     return best_schedule(fit(speed_points(steady(rows), HEAD, limit)), limit), summarise_serving(rows)
 
 
@@ -227,24 +245,20 @@ def given_schedule(recipe: Recipe, schedule: Any) -> Schedule:
     return found
 
 
-def measure_schedule(recipe: Recipe, schedule: Schedule) -> list[Level]:
+def measure_schedule(recipe: Recipe, schedule: Schedule) -> list[LoadComparison]:
     """Serve the schedule beside every fixed draft length, in results/NAME/draft-lengths/schedule."""
-    return summarise_serving(_measured(with_schedule(recipe, schedule), SCHEDULED, HEAD, SCHEDULED))
+    return summarise_serving(_measured(recipe, SCHEDULED, scheduled(recipe, schedule)))
 
 
-def with_schedule(recipe: Recipe, schedule: Schedule) -> Recipe:
-    """The recipe with the schedule as a method, at the longest draft length, and the traffic's prompts as measured."""
+def scheduled(recipe: Recipe, schedule: Schedule) -> MethodConfig:
+    """The schedule as a method of the recipe's head, at the longest draft length."""
     longest = (max(recipe.eval.draft_tokens),)
-    method = MethodConfig(name=SCHEDULED, method=OWN, num_draft_tokens=longest, extra={KEY: schedule})
-    others = [own for own in recipe.eval.methods if own.name != SCHEDULED]
-    traffic = recipe.eval.traffic.model_copy(update={"workload": ALL})
-    return recipe.changed("eval", methods=(*others, method), traffic=traffic)
+    return MethodConfig(name=SCHEDULED, method=HEAD, num_draft_tokens=longest, extra={KEY: schedule})
 
 
-def _measured(recipe: Recipe, folder: str, *served: str) -> ServingRows:
-    """Nothing served but these methods, at loads of fixed concurrency, in blocks."""
-    repeats = max(2 * (len(served) > 1), recipe.eval.repeats)  # A B, B A: at the least
-    alone = {"served": served, "loads": recipe.eval.steady_loads, "endpoints": (), "workloads": ALL}
-    recipe = recipe.changed("eval", **alone, repeats=repeats)
-    directory = recipe.results_dir / "draft-lengths" / folder
-    return read_serving(measure_serving(recipe, recipe_plan(recipe), directory))
+def _measured(recipe: Recipe, folder: str, *added: MethodConfig) -> ServingRows:
+    """Nothing served but the head and these methods, at loads of fixed concurrency, in blocks."""
+    served = (HEAD, *(method.name for method in added))
+    repeats = max(2 * bool(added), recipe.eval.repeats)  # A B, B A: at the least
+    plan = methods_plan(recipe, served, recipe.eval.steady_loads, repeats, added=added)
+    return read_serving(measure_serving(recipe, plan, recipe.results_dir / "draft-lengths" / folder))

@@ -17,16 +17,17 @@ import pandas as pd
 from scipy import stats
 
 from drafthead.config.evaluation import SLOConfig
+from drafthead.evaluation.columns import LevelKey
 from drafthead.evaluation.comparison import across_blocks, throughput_change
-from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level
-from drafthead.evaluation.workload import BASELINE, NAMES
+from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, LoadComparison
+from drafthead.evaluation.workload import BASELINE
 from drafthead.statistics import CONFIDENCE, Array, Change
 
 Kept = Literal["kept", "unresolved", "missed"]
 _ORDER = get_args(Kept)
 
 
-def service_level(level: Level, slo: SLOConfig) -> tuple[Kept, str]:
+def service_level(level: LoadComparison, slo: SLOConfig) -> tuple[Kept, str]:
     """Whether the method keeps all limits, and in words with the figures whether baseline and method do."""
     worst: Kept = "kept"
     limits = []
@@ -76,7 +77,7 @@ class Verdict:
     """A decision for the whole traffic.
 
     Attributes:
-        workload, method, K: what was judged.
+        key: what was judged, over several loads.
         decision: one of the four.
         up_to: c*, where the decision is DEPLOY UP TO.
         change: of output throughput over the loads of the traffic that were measured and reached (up to c*, where
@@ -86,9 +87,7 @@ class Verdict:
         levels: every load of the traffic.
     """
 
-    workload: str
-    method: str
-    K: int
+    key: LevelKey
     decision: str
     up_to: int | None
     change: Change
@@ -101,11 +100,11 @@ class Verdict:
         return f"{self.decision} concurrency {self.up_to}" if self.up_to else self.decision
 
 
-def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
+def judge(level: LoadComparison, slo: SLOConfig | None = None) -> LevelVerdict:
     """The decision for one measured level: the first rule that holds."""
     throughput, latency = level.changes[THROUGHPUT.key], level.changes["e2e_p50"]
     keeps, limits = service_level(level, slo or SLOConfig())
-    wrong, unresolved = unfit(level), f"unresolved at {len(level.paired)} prompts"
+    wrong, unresolved = reason_to_ignore(level), f"unresolved at {len(level.paired)} prompts"
     rules = (
         (wrong, UNKNOWN, wrong),
         (keeps == "missed", DO_NOT, "service level missed"),
@@ -123,20 +122,20 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
         *(_figure(level, key) for key in main),
         f"{level.failed} of {level.requests} requests failed" if level.failed else "",
         limits,
-        f"{_HITS} {_hits_text(level)} %" if abs(hits[level.method] - hits[BASELINE]) >= _LEAST_HITS else "",
+        f"{_HITS} {_hits_text(level)} %" if abs(hits[level.key.method] - hits[BASELINE]) >= _LEAST_HITS else "",
         *(_figure(level, key) for key in losses(level) if key in MEASURE and key not in main),
         f"mean response {before:.1f} → {after:.1f} tokens, so it is not the same work" if level.length_differs else "",
     ]
-    return LevelVerdict(level.concurrency, decision, f"{why}: {'; '.join(filter(None, figures))}")
+    return LevelVerdict(level.key.concurrency, decision, f"{why}: {'; '.join(filter(None, figures))}")
 
 
-def _figure(level: Level, key: str) -> str:
+def _figure(level: LoadComparison, key: str) -> str:
     """A measure of baseline and method, and its change."""
     measure = MEASURE[key]
     return f"{measure.label} {_values_text(level, key)} {measure.unit} ({level.changes[key].text()})"
 
 
-def _values_text(level: Level, key: str) -> str:
+def _values_text(level: LoadComparison, key: str) -> str:
     """A measure of baseline and method, in its unit."""
     return " → ".join(map(MEASURE[key].text, level.values[key]))
 
@@ -145,39 +144,39 @@ _LEAST_HITS = 0.01  # of the prompt tokens
 _HITS = "prefix-cache hits"
 
 
-def _hits_text(level: Level) -> str:
-    before, after = (100 * level.prefix_hits[name] for name in (BASELINE, level.method))
+def _hits_text(level: LoadComparison) -> str:
+    before, after = (100 * level.prefix_hits[name] for name in (BASELINE, level.key.method))
     return f"{before:.1f} → {after:.1f}"
 
 
-def losses(level: Level) -> dict[str, tuple[str, str]]:
+def losses(level: LoadComparison) -> dict[str, tuple[str, str]]:
     """Every resolved loss above NAMED_LOSS: measure -> its name with its unit, and what it is without and with drafts.
 
     Of a level that decides nothing there is none.
 
     Hits in the prefix cache are counted, not sampled: those that are lost are resolved.
     """
-    if unfit(level):
+    if reason_to_ignore(level):
         return {}
     found = {
         key: (MEASURE[key].title, _values_text(level, key))
         for key, change in level.changes.items()
         if change.resolved and change.loss > NAMED_LOSS
     }
-    lost = level.prefix_hits[BASELINE] - level.prefix_hits[level.method]
+    lost = level.prefix_hits[BASELINE] - level.prefix_hits[level.key.method]
     if lost >= _LEAST_HITS and lost > NAMED_LOSS * level.prefix_hits[BASELINE]:
         found[_HITS] = f"{_HITS} (%)", _hits_text(level)
     return found
 
 
-def unfit(level: Level) -> str:
+def reason_to_ignore(level: LoadComparison) -> str:
     """Why a level decides nothing, whatever its figures; empty where it can."""
     if level.failed > MOST_FAILED * level.requests:
         return "requests failed, see the column `error` of requests-*.parquet"
     if not level.reached:
-        methods = ", ".join(f"{value:.1f} ({NAMES[method]})" for method, value in level.running.items())
+        ran = f"{level.running[BASELINE]:.1f} without drafts, {level.running[level.key.method]:.1f} with them"
         return (
-            f"not reached: {level.concurrency} requests were to run at once, {methods} did; the others were not sent "
+            f"not reached: {level.key.concurrency} requests were to run at once, {ran} did; the others were not sent "
             "(too few prompts) or waited in the engine's queue (KV cache)"
         )
     if level.contradicted_by:
@@ -192,7 +191,7 @@ def unfit(level: Level) -> str:
     return ""
 
 
-def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | None = None) -> Verdict:
+def decide(levels: Sequence[LoadComparison], shares: dict[int, float], slo: SLOConfig | None = None) -> Verdict:
     """The decision for one workload, method and draft length.
 
     Args:
@@ -200,13 +199,13 @@ def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | N
         shares: requests in flight -> share of the time (TrafficConfig.shares).
         slo: the service level.
     """
-    measured = {level.concurrency: level for level in levels}
+    measured = {level.key.concurrency: level for level in levels}
     found = [
         # Never deployed at where it was not run: a model's price is no measurement.
         judge(measured[c], slo) if c in measured else LevelVerdict(c, UNKNOWN, f"not run; add {c} to eval.concurrency")
         for c in sorted(shares)
     ]
-    reached = [measured[c] for c in shares if c in measured and not unfit(measured[c])]
+    reached = [measured[c] for c in shares if c in measured and not reason_to_ignore(measured[c])]
     change = _over(reached, shares)
     words = {DEPLOY: "gains", DO_NOT: "loses", UNKNOWN: "unresolved"}
     at = {word: [v.concurrency for v in found if v.decision == decision] for decision, word in words.items()}
@@ -217,8 +216,8 @@ def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | N
     if up_to is None:  # gains nowhere, or only above a load where it loses
         decision = DO_NOT if bad and not good else UNKNOWN
     else:
-        below = [level for level in reached if level.concurrency <= up_to]
-        ran = sum(shares[level.concurrency] for level in below) / sum(shares[c] for c in shares if c <= up_to)
+        below = [level for level in reached if level.key.concurrency <= up_to]
+        ran = sum(shares[level.key.concurrency] for level in below) / sum(shares[c] for c in shares if c <= up_to)
         if ran < LEAST_SHARE:
             text = f"{text}; only {ran:.0%} of the traffic up to {up_to} was measured"
             up_to, decision = None, UNKNOWN
@@ -232,20 +231,21 @@ def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | N
     elif change.value < 0 and decision in (DEPLOY, UP_TO):
         up_to, decision = None, UNKNOWN
     text = ".\n".join([text, *_undecided(measured, shares), *_losses(reached)])
-    return Verdict(levels[0].workload, levels[0].method, levels[0].K, decision, up_to, change, text, tuple(found))
+    return Verdict(levels[0].key.over_loads, decision, up_to, change, text, tuple(found))
 
 
-def _undecided(measured: Mapping[int, Level], shares: Mapping[int, float]) -> list[str]:
+def _undecided(measured: Mapping[int, LoadComparison], shares: Mapping[int, float]) -> list[str]:
     """What makes loads of the traffic decide nothing, whatever their figures."""
-    return [f"At concurrency {c}: {unfit(measured[c])}" for c in sorted(shares) if c in measured and unfit(measured[c])]
+    reasons = {c: reason_to_ignore(measured[c]) for c in sorted(shares) if c in measured}
+    return [f"At concurrency {c}: {reason}" for c, reason in reasons.items() if reason]
 
 
-def _losses(levels: Sequence[Level]) -> list[str]:
+def _losses(levels: Sequence[LoadComparison]) -> list[str]:
     """One line with every loss at every load, baseline → method; none where nothing is lost."""
     found: dict[str, list[str]] = {}
-    for level in sorted(levels, key=lambda level: level.concurrency):
+    for level in sorted(levels, key=lambda level: level.key.concurrency):
         for name, values in losses(level).values():
-            found.setdefault(name, []).append(f"{values} at {level.concurrency}")
+            found.setdefault(name, []).append(f"{values} at {level.key.concurrency}")
     text = "; ".join(f"{name} {', '.join(at)}" for name, at in found.items())
     return [f"Worse by more than a tenth, by concurrency: {text}"] if text else []
 
@@ -272,7 +272,7 @@ def traffic_change(pairs: Mapping[int, pd.DataFrame], weights: Mapping[int, floa
     return across_blocks(change, share.sum() / (share[:, None] / (1 + by_block)).sum(axis=0) - 1)
 
 
-def _over(levels: Sequence[Level], shares: dict[int, float]) -> Change:
+def _over(levels: Sequence[LoadComparison], shares: dict[int, float]) -> Change:
     """Against no speculation, over the loads of these levels."""
-    pairs = {level.concurrency: level.paired for level in levels}
+    pairs = {level.key.concurrency: level.paired for level in levels}
     return traffic_change(pairs, shares, np.array([level.by_block[THROUGHPUT.key] for level in levels]))

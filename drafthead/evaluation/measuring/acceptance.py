@@ -36,7 +36,6 @@ from drafthead.engine.running import Task, run_here, run_on_node
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS, read_rows, write_rows
 from drafthead.evaluation.workload import (
     BASELINE,
-    BASELINE_AGAIN,
     SAMPLED,
     EvalPrompt,
     Workload,
@@ -255,16 +254,16 @@ def _measure(recipe: Recipe, share: _Share, workloads: Workloads, bar: Any = Non
             mine = list(enumerate(prompts))[share.first :: share.of]
             places = [number for number, _ in mine]
             engine.reset_cache()
-            rows = _generate(engine, recipe, condition, method, mine, bar)
+            rows = _generate(engine, recipe, condition, mine, bar)
             if condition.passes == 2:
                 engine.reset_cache()
-                rows += _generate(engine, recipe, condition, BASELINE_AGAIN, mine[::-1], bar)
+                rows += [row | {"again": True} for row in _generate(engine, recipe, condition, mine[::-1], bar)]
                 places += [2 * len(prompts) - 1 - number for number, _ in mine[::-1]]
             write_rows(pd.DataFrame(rows, pd.Index(places), columns=list(ACCEPTANCE_COLUMNS)), path)
 
 
 def _generate(
-    engine: Engine, recipe: Recipe, condition: Condition, method: str, numbered: list[tuple[int, EvalPrompt]], bar: Any
+    engine: Engine, recipe: Recipe, condition: Condition, numbered: list[tuple[int, EvalPrompt]], bar: Any
 ) -> list[dict[str, Any]]:
     temperature, most = condition.temperature, recipe.eval.max_tokens
     requests = [  # a seed per prompt: the same draw whatever the batch
@@ -272,7 +271,8 @@ def _generate(
         for number, prompt in numbered
     ]
     generations = engine.generate(requests, bar)
-    key = {"method": method, "k": condition.k, "temperature": temperature, "effort": condition.effort}
+    key = {"method": condition.method, "again": False, "k": condition.k, "temperature": temperature}
+    key["effort"] = condition.effort
     return [key | _row(p, one, condition.k) for (_, p), one in zip(numbered, generations, strict=True)]
 
 

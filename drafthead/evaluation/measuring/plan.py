@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from drafthead.artifacts import MANIFEST
 from drafthead.config import Recipe
-from drafthead.config.evaluation import ALL, LoadConfig, Loads
+from drafthead.config.evaluation import ALL, CONVERSATIONS, EndpointConfig, LoadConfig, Loads, MethodConfig
 from drafthead.data.prompts import read_prompts
+from drafthead.evaluation.columns import LevelKey
 from drafthead.evaluation.workload import BASELINE, SAMPLED, load_workload, method_of, methods_at
 from drafthead.section import Section
 from drafthead.statistics import FEWEST_PROMPTS
@@ -59,7 +60,7 @@ class WorkloadSpec(Section):
 
 
 @dataclass(frozen=True)
-class Level:
+class PlannedLoad:
     """One load on a running server.
 
     Attributes:
@@ -98,7 +99,7 @@ class ServerRun:
     block: int
     method: str
     k: int
-    levels: tuple[Level, ...]
+    levels: tuple[PlannedLoad, ...]
     tensor_parallel: int = 1
     flags: tuple[str, ...] = ()
     endpoint: bool = False
@@ -107,6 +108,10 @@ class ServerRun:
     def name(self) -> str:
         """Names its files, together with its index."""
         return f"{self.method}-k{self.k}-tp{self.tensor_parallel}"
+
+    def key(self, level: PlannedLoad) -> LevelKey:
+        """What the rows of this server at a level are of."""
+        return LevelKey(level.workload.name, level.temperature, self.tensor_parallel, self.method, self.k, level.load)
 
 
 class Sweep(Section):
@@ -121,7 +126,7 @@ class Sweep(Section):
     max_tokens: int | None = None  # None: the recipe's
     disjoint: bool = False  # no two loads of a workload share a prompt
 
-    def levels(self, recipe: Recipe) -> tuple[Level, ...]:
+    def levels(self, recipe: Recipe) -> tuple[PlannedLoad, ...]:
         """Every load at every temperature on every workload."""
         found = []
         for workload, temperature in product(self.workloads, self.temperatures):
@@ -132,7 +137,7 @@ class Sweep(Section):
                     continue
                 count = max(workload.prompts or self.prompts_per_level, int(self.prompts_per_place * places))
                 longest = workload.random[1] if workload.random else workload.max_tokens or self.max_tokens
-                found.append(Level(workload, load, count, longest or recipe.eval.max_tokens, temperature, first))
+                found.append(PlannedLoad(workload, load, count, longest or recipe.eval.max_tokens, temperature, first))
                 first += count if self.disjoint else 0
         return tuple(found)
 
@@ -143,58 +148,78 @@ class PlannedSweep(NamedTuple):
     Attributes:
         title: of the section.
         measures: keys of `results.levels.MEASURE`, in the post's order.
-        series: (method, K) of each.
-        levels: their levels, baseline included.
+        keys: what they measure, baseline included.
     """
 
     title: str
     measures: tuple[str, ...]
-    series: tuple[tuple[str, int], ...]
-    levels: tuple[Level, ...]
+    keys: frozenset[LevelKey]
 
 
-class Plan(NamedTuple):
-    """Servers in order, and what the experiment asks for that cannot be run, with the reason."""
+class ServePlan(NamedTuple):
+    """What is served: the facts of one measurement, which the recipe is not told.
+
+    Attributes:
+        runs: servers in order.
+        skipped: what the experiment asks for that cannot be run, with the reason.
+        sweeps: tables of a preset, whose loads are measured as published even where unreached.
+        added: methods of the experiment that the recipe does not list.
+    """
 
     runs: tuple[ServerRun, ...]
     skipped: tuple[str, ...] = ()
-    sweeps: tuple[PlannedSweep, ...] = ()  # of a preset, whose loads are measured as published even where unreached
+    sweeps: tuple[PlannedSweep, ...] = ()
+    added: tuple[MethodConfig, ...] = ()
 
 
-CONVERSATIONS = WorkloadSpec(name="multi-turn", turns=3)
-
-
-def is_conversations(workload: str) -> bool:
-    """Whether rows of that label are of conversations; the label may go on with temperature and GPUs."""
-    return workload.startswith(CONVERSATIONS.name)
-
-
-def recipe_plan(recipe: Recipe) -> Plan:
+def recipe_plan(recipe: Recipe) -> ServePlan:
     """Baseline, served methods and endpoints, on all held-out prompts and on each workload of the recipe.
 
     At the highest concurrency and the main temperature conversations are measured too: a draft model may cost hits in
     the prefix cache, which prompts that share nothing cannot show.
     """
-    settings, names = recipe.eval, workload_names(recipe)
+    settings = recipe.eval
+    return methods_plan(
+        recipe, settings.served, settings.loads, settings.repeats, workload_names(recipe), settings.endpoints
+    )
+
+
+def methods_plan(
+    recipe: Recipe, served: Sequence[str], loads: Loads, repeats: int, names: Sequence[str] = (),
+    endpoints: Sequence[EndpointConfig] = (), added: tuple[MethodConfig, ...] = (),
+) -> ServePlan:  # fmt: skip
+    """`recipe_plan` of some methods and loads.
+
+    Args:
+        recipe: temperatures, draft lengths and number of prompts.
+        served: methods by name, beside the baseline.
+        loads: under which everything is measured.
+        repeats: ABBA blocks.
+        names: workloads that are measured alone, too.
+        endpoints: servers that run already.
+        added: methods that the recipe does not list.
+    """
+    settings = recipe.eval
     # Each workload gets its share of the prompts, and no fewer than an interval needs.
     share = {"prompts": max(FEWEST_PROMPTS, settings.prompts_per_level // max(1, len(names)))}
     alone = [WorkloadSpec.model_validate({"name": n, settings.workloads: n, "exact": True} | share) for n in names]
     every = Sweep(
-        workloads=(WorkloadSpec(), *alone), loads=settings.loads, temperatures=settings.temperatures,
+        workloads=(WorkloadSpec(), *alone), loads=loads, temperatures=settings.temperatures,
         prompts_per_level=settings.prompts_per_level, prompts_per_place=PER_PLACE,
     )  # fmt: skip
     levels = every.levels(recipe)
-    if settings.steady_loads:
-        most = max(settings.steady_loads, key=lambda load: load.concurrency or 0)
-        update = {"workloads": (CONVERSATIONS,), "loads": (most,), "temperatures": settings.temperatures[:1]}
+    if steady := [load for load in loads if load.request_rate is None]:
+        most = max(steady, key=lambda load: load.concurrency or 0)
+        talks = WorkloadSpec(name=CONVERSATIONS, turns=3)
+        update = {"workloads": (talks,), "loads": (most,), "temperatures": settings.temperatures[:1]}
         levels += every.model_copy(update=update).levels(recipe)
-    served = methods_at(recipe, settings.served, max(settings.temperatures))
-    series = [(name, k) for name in served for k in settings.draft_tokens_of(method_of(recipe, name))]
+    served = methods_at(recipe, served, max(settings.temperatures))
+    series = [(name, k) for name in served for k in settings.draft_tokens_of(method_of(recipe, name, added))]
     gpus, sampled = recipe.engine.tensor_parallel_size, tuple(level for level in levels if level.temperature > 0)
     servers = [ServerRun(0, m, k, sampled if m == SAMPLED else levels, gpus) for m, k in ((BASELINE, 0), *series)]
     servers = [server for server in servers if server.levels]
-    servers += [ServerRun(0, endpoint.name, 0, levels, gpus, endpoint=True) for endpoint in settings.endpoints]
-    return Plan(abba(servers, settings.repeats))
+    servers += [ServerRun(0, endpoint.name, 0, levels, gpus, endpoint=True) for endpoint in endpoints]
+    return ServePlan(abba(servers, repeats), added=added)
 
 
 def workload_names(recipe: Recipe) -> list[str]:
@@ -212,7 +237,7 @@ def workload_names(recipe: Recipe) -> list[str]:
     enough = max(FEWEST_PROMPTS, *(load.concurrency or 0 for load in recipe.eval.loads))
     alone = []
     for name, count in found.items():
-        if name == ALL or is_conversations(name):
+        if name in (ALL, CONVERSATIONS):
             _LOG.info(f"{name} is a workload of other prompts: rename the {kind} to measure it alone")
         elif count < enough:
             _LOG.info(f"{name} has {count} held-out prompts, {enough} are needed to measure it alone: only in `{ALL}`")

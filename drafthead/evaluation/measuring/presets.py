@@ -5,6 +5,7 @@ is in docs/published.yaml. `miniature` shrinks it to the embedded recipe, where 
 same.
 """
 
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,20 @@ from pydantic import Field
 
 from drafthead.artifacts import MANIFEST
 from drafthead.config import Recipe
-from drafthead.config.evaluation import HEADS, Method, MethodConfig
+from drafthead.config.evaluation import HEAD, HEADS, Method, MethodConfig
 from drafthead.data.prompts import read_prompts
 from drafthead.drafters.config import ParallelHead
-from drafthead.evaluation.measuring.plan import Level, Plan, PlannedSweep, ServerRun, Sweep, WorkloadSpec, abba
-from drafthead.evaluation.workload import BASELINE, HEAD, lacks, method_of, where_to_add_prompts
+from drafthead.evaluation.columns import LevelKey
+from drafthead.evaluation.measuring.plan import (
+    PlannedLoad,
+    PlannedSweep,
+    ServePlan,
+    ServerRun,
+    Sweep,
+    WorkloadSpec,
+    abba,
+)
+from drafthead.evaluation.workload import BASELINE, method_of, missing_requirement, where_to_add_prompts
 from drafthead.section import Section
 
 _FOLDER = Path(__file__).with_name("experiments")
@@ -26,7 +36,7 @@ _EVERY = 1_000_000  # held-out prompts: all of a source's
 
 
 class PresetMethod(Section):
-    """Every entry of eval.methods that drafts with this method, at these Ks; OWN is that of the recipe's own head.
+    """Every entry of eval.methods that drafts with this method, at these Ks; for HEAD of other EAGLE-3 heads, too.
 
     With `model` the entry is a public draft model, served where the recipe's target is `target`.
     """
@@ -96,28 +106,31 @@ def load_preset(name: str) -> Preset:
     return Preset.model_validate(yaml.safe_load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")))
 
 
-def preset_recipe(recipe: Recipe, preset: Preset) -> Recipe:
-    """The recipe with the public draft models of the preset that are made for its target."""
-    methods = {method.name: method for method in recipe.eval.methods}
-    for entry in (method for sweep in preset.sweeps for method in sweep.methods):
-        if entry.model and entry.target == recipe.target.path:
-            public = MethodConfig(name=entry.name, method=entry.method, head=entry.model, extra=entry.extra)
-            methods.setdefault(entry.name, public)
-    return recipe.changed("eval", methods=tuple(methods.values()))
+def public_methods(recipe: Recipe, preset: Preset) -> tuple[MethodConfig, ...]:
+    """The public draft models of the preset that are made for the recipe's target, but for names that it has itself."""
+    listed = {method.name for method in recipe.eval.methods}
+    found = {
+        entry.name: MethodConfig(name=entry.name, method=entry.method, head=entry.model, extra=entry.extra)
+        for sweep in preset.sweeps
+        for entry in sweep.methods
+        if entry.model and entry.target == recipe.target.path and entry.name not in listed
+    }
+    return tuple(found.values())
 
 
-def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan:
+def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> ServePlan:
     """The preset's servers and levels on the recipe's target, and the tables of its report.
 
     A server is started once, whatever the number of tables it stands in.
 
     Args:
-        recipe: target, methods, endpoints, repeats and longest response (from `preset_recipe`).
+        recipe: target, methods, endpoints, repeats and longest response.
         preset: the experiment.
         miniature: at the size of the embedded target, on one device.
     """
+    added = public_methods(recipe, preset)
     flags = preset.miniature_flags if miniature else preset.flags
-    servers: dict[tuple[str, int, int, bool], dict[str, Level]] = {}
+    servers: dict[tuple[str, int, int, bool], dict[str, PlannedLoad]] = {}
     sweeps, skipped = [], []
     missing: dict[WorkloadSpec, int] = {}
     for published in preset.sweeps:
@@ -128,7 +141,7 @@ def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan
         if not sweep.workloads:
             continue
         levels = sweep.levels(recipe)
-        series, left_out = _series(recipe, sweep)
+        series, left_out = _series(recipe, sweep, added)
         skipped += left_out
         parallel = sweep.tensor_parallel or (recipe.engine.tensor_parallel_size,)
         if miniature and max(parallel) > 1:
@@ -137,10 +150,13 @@ def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan
         endpoints = [(endpoint.name, 0) for endpoint in recipe.eval.endpoints] if sweep.endpoints else []
         if sweep.endpoints and not endpoints:
             skipped.append("other engines: name them in eval.endpoints (name, url, model)")
+        keys: set[LevelKey] = set()
         for gpus, (method, k) in product(parallel, (*series, *endpoints)):
             own = servers.setdefault((method, k, gpus, (method, k) in endpoints), {})
             own.update({level.name: own.get(level.name, level) for level in levels})
-        sweeps.append(PlannedSweep(sweep.title, sweep.measures, (*series, *endpoints), levels))
+            run = ServerRun(0, method, k, levels, gpus)
+            keys.update(map(run.key, levels))
+        sweeps.append(PlannedSweep(sweep.title, sweep.measures, frozenset(keys)))
     runs = [
         ServerRun(0, method, k, tuple(levels.values()), gpus, () if endpoint else flags, endpoint)
         for (method, k, gpus, endpoint), levels in servers.items()
@@ -152,7 +168,7 @@ def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan
         entries = ", ".join(f"{{name: {source}, heldout: {count}}}" for source, count in most.items())
         where = where_to_add_prompts(recipe)
         skipped.insert(0, f"workload {names}: the recipe holds out no prompts of {wanted}; add {entries} to {where}")
-    return Plan(abba(runs, recipe.eval.repeats), tuple(dict.fromkeys(skipped)), tuple(sweeps))
+    return ServePlan(abba(runs, recipe.eval.repeats), tuple(dict.fromkeys(skipped)), tuple(sweeps), added)
 
 
 def _with_prompts(sweep: PresetSweep, recipe: Recipe) -> tuple[PresetSweep, dict[WorkloadSpec, int]]:
@@ -184,23 +200,27 @@ def _with_prompts(sweep: PresetSweep, recipe: Recipe) -> tuple[PresetSweep, dict
     return sweep.model_copy(update={"workloads": kept}), missing
 
 
-def _series(recipe: Recipe, sweep: PresetSweep) -> tuple[list[tuple[str, int]], list[str]]:
+def _series(
+    recipe: Recipe, sweep: PresetSweep, added: Sequence[MethodConfig]
+) -> tuple[list[tuple[str, int]], list[str]]:
     """(method, K) of every server, and what is left out with the reason."""
     series: list[tuple[str, int]] = [(BASELINE, 0)]
     skipped = []
     public = {entry.name for entry in sweep.methods if entry.model and entry.target == recipe.target.path}
     for entry in sweep.methods:
-        # Public heads, which `preset_recipe` has added, are served at the Ks of their own entries.
-        names = [own.name for own in recipe.eval.methods if own.method == entry.method and own.name not in public]
+        # Public heads are served at the Ks of their own entries.
+        alike = (HEAD, "eagle3") if entry.method == HEAD else (entry.method,)
+        names = [other.name for other in recipe.eval.methods if other.method in alike and other.name not in public]
         if entry.model and entry.target != recipe.target.path:
             skipped.append(f"{entry.name}: {entry.model} drafts for {entry.target}, the target is {recipe.target.path}")
-        elif not names and entry.method in HEADS and entry.method != HEAD:
+        elif not names and not entry.model and entry.method in HEADS:
             skipped.append(f"{entry.method}: eval.methods has no head for it; {HEADS[entry.method]}")
         else:
             for name in [entry.name] if entry.model else names or [entry.method]:
-                missing = lacks(recipe, name)
+                settings = method_of(recipe, name, added)
+                missing = missing_requirement(recipe, settings)
                 skipped += [f"{name}: {missing}"] if missing else []
-                ks = entry.num_draft_tokens or recipe.eval.draft_tokens_of(method_of(recipe, name))
+                ks = entry.num_draft_tokens or recipe.eval.draft_tokens_of(settings)
                 # A head that fills several positions in one pass has none beyond those that it was trained for.
                 most = recipe.head.num_positions if name == HEAD and isinstance(recipe.head, ParallelHead) else max(ks)
                 skipped += [f"{name}: K = {k}: it was trained for {most}" for k in ks if k > most]

@@ -30,13 +30,13 @@ from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, run_
 from drafthead.engine.offline import on_cpu
 from drafthead.engine.server import Server, ServerError, running_server, server_capacity
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, write_rows
-from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, WorkloadSpec, served_recipe
+from drafthead.evaluation.measuring.plan import PlannedLoad, ServePlan, ServerRun, WorkloadSpec, served_recipe
 from drafthead.evaluation.workload import (
     BASELINE,
-    NAMES,
     Workload,
     identity,
     load_workload,
+    method_names,
     prompt_room,
     speculative_config,
     where_to_add_prompts,
@@ -56,11 +56,11 @@ _COUNTERS = {
     "prefix_hits": "vllm:prefix_cache_hits",
 }
 
-Prompts = dict[Level, list[LoadRequest]]
+Prompts = dict[PlannedLoad, list[LoadRequest]]
 Counted = dict[str, int | list[int]]
 
 
-def measure_serving(recipe: Recipe, plan: Plan, directory: Path, leave_out: bool = False) -> Path:
+def measure_serving(recipe: Recipe, plan: ServePlan, directory: Path, leave_out: bool = False) -> Path:
     """Measure every server of the plan that is not on disk yet; returns the artifact's directory.
 
     Args:
@@ -89,10 +89,11 @@ def measure_serving(recipe: Recipe, plan: Plan, directory: Path, leave_out: bool
     prompts = plan_prompts(recipe, plan, workload, firsts)
     sent = {level: [level.name, len(prompts[level]), level.max_tokens] for level in prompts}
     servers = [[run.name, run.block, list(run.flags), [sent[level] for level in run.levels]] for run in plan.runs]
-    endpoints = [endpoint.model_dump() for endpoint in recipe.eval.endpoints]
+    running = {run.method for run in plan.runs if run.endpoint}
+    endpoints = [endpoint.model_dump() for endpoint in recipe.eval.endpoints if endpoint.name in running]
     made_from = {"plan": servers, "seed": SEED, "endpoints": endpoints}
     sent_of = replace(workload, prompts=[*workload.prompts, *firsts.prompts]) if firsts else workload
-    if begin(directory, KIND, identity(recipe, sent_of, methods) | made_from, alone=True):
+    if begin(directory, KIND, identity(recipe, sent_of, methods, plan.added) | made_from, alone=True):
         return directory
     _check_machine(directory)
     record = directory / "failed.json"  # of earlier commands: the first failure may pass
@@ -102,7 +103,7 @@ def measure_serving(recipe: Recipe, plan: Plan, directory: Path, leave_out: bool
     for index, run in enumerate(plan.runs):
         if run.name not in failed and not (directory / f"runs-{index:02d}-{run.name}.parquet").exists():
             try:
-                _run_server(recipe, directory, index, run, prompts)
+                _run_server(recipe, plan, directory, index, prompts)
             except ServerError as error:
                 failed[run.name] = error
                 lines = [line for line in str(error).splitlines() if "errors.pydantic.dev" not in line]
@@ -150,18 +151,19 @@ def _check_machine(directory: Path) -> None:
     write_json(path, here)
 
 
-def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, prompts: Prompts) -> None:
+def _run_server(recipe: Recipe, plan: ServePlan, directory: Path, index: int, prompts: Prompts) -> None:
     """One server through all levels."""
+    run = plan.runs[index]
     name = f"{index:02d}-{run.name}"
     runs: list[dict[str, Any]] = []
     requests: list[dict[str, Any]] = []
-    with _server(recipe, run, directory / "logs" / f"{name}.server.log") as server:
+    with _server(recipe, plan, run, directory / "logs" / f"{name}.server.log") as server:
         # Prompts of the end of the list: the levels start at its beginning.
         longest = max((prompts[level] for level in run.levels), key=len)
         warm_up(server, longest[-_WARM_UP_PROMPTS:], _WARM_UP_TOKENS)
         for level in run.levels:
-            result, counters = _run_level(server, run, level, prompts[level])
-            key = _key(run, level)
+            result, counters = _run_level(server, run, level, prompts[level], method_names(recipe)[run.method])
+            key = run.key(level).columns() | {"block": run.block, "throughput_only": level.workload.throughput_only}
             of_server = {"server_start_s": server.start_s, "server_command": json.dumps(server.command)}
             of_server |= server_capacity(server.log_path) | {"finished_at": time.time()}
             runs.append(key | result.summary(level.load) | of_server | counters)
@@ -177,23 +179,25 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
         write_rows(pd.DataFrame(rows, columns=list(columns)), directory / f"{kind}-{name}.parquet")
 
 
-def _server(recipe: Recipe, run: ServerRun, log_path: Path) -> AbstractContextManager[Server]:
+def _server(recipe: Recipe, plan: ServePlan, run: ServerRun, log_path: Path) -> AbstractContextManager[Server]:
     if run.endpoint:
         return nullcontext(endpoint_server(next(e for e in recipe.eval.endpoints if e.name == run.method)))
     sized = recipe.changed("engine", tensor_parallel_size=run.tensor_parallel)
-    speculative = speculative_config(recipe, run.method, run.k)
+    speculative = speculative_config(recipe, run.method, run.k, plan.added)
     # vLLM refuses the option without speculation.
     by_step = ("--per-request-spec-decode-metrics", "detailed") if speculative else ()
     return running_server(sized, log_path, speculative=speculative, extra_args=(*run.flags, *by_step))
 
 
-def _run_level(server: Server, run: ServerRun, level: Level, prompts: list[LoadRequest]) -> tuple[LoadResult, Counted]:
+def _run_level(
+    server: Server, run: ServerRun, level: PlannedLoad, prompts: list[LoadRequest], method_name: str
+) -> tuple[LoadResult, Counted]:
     server.reset_prefix_cache()
     before = server.metrics()
     result = run_load(
         server, prompts, load=level.load, max_tokens=level.max_tokens, temperature=level.temperature,
         ignore_eos=level.workload.random is not None,
-        title=f"{NAMES[run.method]}, {level.workload.name}, {level.load.name}",
+        title=f"{method_name}, {level.workload.name}, {level.load.name}",
     )  # fmt: skip
     after = server.metrics()
     if not result.good:
@@ -211,24 +215,11 @@ def _run_level(server: Server, run: ServerRun, level: Level, prompts: list[LoadR
     return result, counted
 
 
-def _key(run: ServerRun, level: Level) -> dict[str, Any]:
-    return {key: getattr(run, key) for key in ("k", "block", "tensor_parallel")} | {
-        "method": run.method,
-        "workload": level.workload.name,
-        "throughput_only": level.workload.throughput_only,
-        "temperature": level.temperature,
-        "load": level.load.name,
-        "concurrency": level.load.concurrency or 0,
-        "request_rate": float(level.load.request_rate or "inf"),
-        "burstiness": level.load.burstiness,
-    }
-
-
 # Which prompts a level sends: the same ones to every method, in an order that mixes categories.
 
 
-def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload, firsts: Workload | None = None) -> Prompts:
-    """Level -> what it sends, for every level of the plan.
+def plan_prompts(recipe: Recipe, plan: ServePlan, workload: Workload, firsts: Workload | None = None) -> Prompts:
+    """Planned load -> what it sends, for every level of the plan.
 
     Args:
         recipe: as it is served.
@@ -292,7 +283,7 @@ def _pool(whole: Workload, firsts: Workload | None, spec: WorkloadSpec) -> list[
     return [LoadRequest(prompts[i].id, prompts[i].prompt_ids) for i in order]
 
 
-def _conversations(recipe: Recipe, pool: list[LoadRequest], level: Level, draft_tokens: int) -> list[LoadRequest]:
+def _conversations(recipe: Recipe, pool: list[LoadRequest], level: PlannedLoad, draft_tokens: int) -> list[LoadRequest]:
     """All first turns, then all second ones, so that the turn before is answered when the next one is sent.
 
     A turn is a held-out prompt behind the prompts of the turns before it. The responses between them are left out: they
@@ -311,7 +302,7 @@ def _conversations(recipe: Recipe, pool: list[LoadRequest], level: Level, draft_
     return found
 
 
-def _random_prompts(recipe: Recipe, level: Level, draft_tokens: int) -> list[LoadRequest]:
+def _random_prompts(recipe: Recipe, level: PlannedLoad, draft_tokens: int) -> list[LoadRequest]:
     """Ordinary tokens drawn evenly; the same ones for the same workload and seed."""
     assert level.workload.random is not None
     length, longest = level.workload.random

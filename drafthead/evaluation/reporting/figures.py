@@ -13,14 +13,13 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drafthead.config.evaluation import ALL, OWN
-from drafthead.evaluation.reporting.measured_tables import series_name
-from drafthead.evaluation.results.levels import MEASURE, Level, Measure, grouped
+from drafthead.config.evaluation import ALL, HEAD
+from drafthead.evaluation.results.levels import MEASURE, LoadComparison, Measure, grouped
 from drafthead.evaluation.results.summary import AcceptanceSummary
-from drafthead.evaluation.workload import BASELINE, NAMES
+from drafthead.evaluation.workload import BASELINE, MethodNames
 from drafthead.statistics import few
 
-_COLOURS = {OWN: "#2f6fde", "ngram": "#d9822b", BASELINE: "#7a7f87"}
+_COLOURS = {HEAD: "#2f6fde", "ngram": "#d9822b", BASELINE: "#7a7f87"}
 _OTHERS = ("#8a56c2", "#1f9e9e", "#c2568a", "#7d9e1f", "#5668c2")
 _INK = "#7a8089"  # legible on light and on dark paper, so that one transparent image serves both
 _MARKERS = "osD^vP*X"
@@ -65,7 +64,7 @@ def _colours(methods: Sequence[str]) -> dict[str, str]:
     return _COLOURS | {name: _OTHERS[i % len(_OTHERS)] for i, name in enumerate(others)}
 
 
-def acceptance_pictures(summary: AcceptanceSummary) -> list[Picture]:
+def acceptance_pictures(summary: AcceptanceSummary, names: MethodNames) -> list[Picture]:
     """Acceptance length by workload, and acceptance by draft position."""
     found: list[Picture] = []
     categories = [ALL, *sorted({m.category for m in summary.methods} - {ALL})]
@@ -83,7 +82,7 @@ def acceptance_pictures(summary: AcceptanceSummary) -> list[Picture]:
             value, low, high = np.array([(i.value, i.low, i.high) for i in lengths]).T
             height = np.arange(len(categories)) + (j - (len(methods) - 1) / 2) * apart
             reach = np.abs([value - low, high - value])
-            axes.errorbar(value, height, xerr=reach, fmt="o", capsize=3, color=colours[method], label=NAMES[method])
+            axes.errorbar(value, height, xerr=reach, fmt="o", capsize=3, color=colours[method], label=names[method])
         prompts = {m.category: m.prompts for m in summary.methods}
         labels = [f"{name} (n = {prompts[name]})" if few(prompts[name]) else name for name in categories]
         axes.set(yticks=range(len(categories)), yticklabels=labels)
@@ -97,7 +96,7 @@ def acceptance_pictures(summary: AcceptanceSummary) -> list[Picture]:
         for method in methods:
             own = summary.of(method)
             at = np.arange(1, own.K + 1)
-            axes.plot(at, 100 * own.unconditional, "o-", color=colours[method], label=NAMES[method])
+            axes.plot(at, 100 * own.unconditional, "o-", color=colours[method], label=names[method])
             axes.plot(at, 100 * own.conditional, "o--", color=colours[method], alpha=0.6)
         ticks = range(1, max(m.K for m in summary.methods) + 1)
         axes.set(xticks=ticks, xlabel="draft position", ylabel="accepted (%)", ylim=(0, 100))
@@ -105,46 +104,50 @@ def acceptance_pictures(summary: AcceptanceSummary) -> list[Picture]:
     return found
 
 
-def serving_pictures(levels: Sequence[Level], prefix: str = "", measures: Sequence[str] = CURVES) -> list[Picture]:
+def serving_pictures(
+    levels: Sequence[LoadComparison], names: MethodNames, prefix: str = "", measures: Sequence[str] = CURVES
+) -> list[Picture]:
     """By workload: measures over concurrency from two loads on, acceptance over K from two draft lengths on.
 
     Args:
         levels: measured.
+        names: of the methods.
         prefix: of the names of the pictures.
         measures: keys of MEASURE.
     """
     found: list[Picture] = []
     rows = -(-len(measures) // 2)
-    for index, ((workload,), own) in enumerate(grouped(levels, "workload").items()):
-        steady = [level for level in own if level.steady] or own
-        if len({level.concurrency for level in steady}) > 1:
+    for index, own in enumerate(grouped(levels, "setting").values()):
+        workload = own[0].key.workload_title
+        steady = [level for level in own if level.key.steady] or own
+        if len({level.key.concurrency for level in steady}) > 1:
             caption = f"{workload} prompts, over concurrency; levels that were not reached are hollow."
             with _picture(found, f"{prefix}curves-{index}", caption, 3.0 * rows) as figure:
                 grid = figure.subplots(rows, 2, squeeze=False).flatten()
                 for axes, key in zip(grid, measures, strict=False):
-                    _curves(axes, steady, MEASURE[key])
+                    _curves(axes, steady, MEASURE[key], names)
                 for spare in grid[len(measures) :]:
                     spare.remove()
                 figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
         drafted = [level for level in own if not np.isnan(level.acceptance_length.value)]
-        if any(len({level.K for level in same}) > 1 for same in grouped(drafted, "method").values()):
+        if any(len({level.key.K for level in same}) > 1 for same in grouped(drafted, "method").values()):
             caption = f"Acceptance length over draft length under load, {workload} prompts; the band spans the loads."
             with _picture(found, f"{prefix}acceptance-k-{index}", caption) as figure:
-                _over_draft_length(figure.subplots(), drafted)
+                _over_draft_length(figure.subplots(), drafted, names)
     return found
 
 
-def _curves(axes: Axes, levels: Sequence[Level], measure: Measure) -> None:
+def _curves(axes: Axes, levels: Sequence[LoadComparison], measure: Measure, names: MethodNames) -> None:
     """A line for the baseline and for every method and draft length, over requests in flight."""
-    loads = sorted({level.concurrency for level in levels})
+    loads = sorted({level.key.concurrency for level in levels})
     series = grouped(levels, "method", "K")
     colours = _colours([method for method, _ in series])
     lines = [(BASELINE, 0, levels), *((method, K, own) for (method, K), own in series.items())]
     for method, K, own in lines:
-        by_load = sorted({level.concurrency: level for level in own}.items())
+        by_load = sorted({level.key.concurrency: level for level in own}.items())
         at = [loads.index(load) for load, _ in by_load]
         values = [measure.scale * level.values[measure.key][method != BASELINE] for _, level in by_load]
-        axes.plot(at, values, "-", color=colours[method], label=series_name(method, K))
+        axes.plot(at, values, "-", color=colours[method], label=names.at(method, K))
         lengths = [k for name, k in series if name == method]
         marker = _MARKERS[lengths.index(K) % len(_MARKERS)] if lengths else "o"
         for x, y, (_, level) in zip(at, values, by_load, strict=True):
@@ -155,16 +158,16 @@ def _curves(axes: Axes, levels: Sequence[Level], measure: Measure) -> None:
     axes.set_ylim(0, 1.05 * measure.scale * highest or 1.0)  # no request may have the measure
 
 
-def _over_draft_length(axes: Axes, levels: Sequence[Level]) -> None:
+def _over_draft_length(axes: Axes, levels: Sequence[LoadComparison], names: MethodNames) -> None:
     """Mean over the loads, in a band from the least to the most."""
-    colours = _colours([level.method for level in levels])
+    colours = _colours([level.key.method for level in levels])
     for (method,), own in grouped(levels, "method").items():
         by_K = sorted(grouped(own, "K").items())
         lengths = {K: [level.acceptance_length.value for level in same] for (K,), same in by_K}
         least, mean, most = np.array([(min(same), np.mean(same), max(same)) for same in lengths.values()]).T
-        axes.plot(list(lengths), mean, "o-", color=colours[method], label=NAMES[method])
+        axes.plot(list(lengths), mean, "o-", color=colours[method], label=names[method])
         axes.fill_between(list(lengths), least, most, color=colours[method], alpha=0.2)
-    axes.set(xticks=sorted({level.K for level in levels}), xlabel="draft tokens K")
+    axes.set(xticks=sorted({level.key.K for level in levels}), xlabel="draft tokens K")
     axes.set_ylabel("acceptance length (tokens)")
     axes.set_ylim(bottom=1.0)
     _legend(axes)

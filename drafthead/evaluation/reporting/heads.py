@@ -18,10 +18,11 @@ from typing import Any
 import pandas as pd
 
 from drafthead.config import Recipe
+from drafthead.config.evaluation import HEAD
 from drafthead.data.responses import LOOP_LIMIT
 from drafthead.evaluation.measuring.acceptance import KIND, read_conditions
 from drafthead.evaluation.reporting.tables import Cell, Table, change_cell, length_cell, table
-from drafthead.evaluation.workload import BASELINE, HEAD
+from drafthead.evaluation.workload import BASELINE
 from drafthead.statistics import acceptance_length, acceptance_length_interval, length_change
 
 SERVED, REPLAYED = "served", "replayed"
@@ -32,7 +33,7 @@ def served_rows(recipe: Recipe) -> pd.DataFrame:
     found, several = [], len(recipe.eval.reasoning_efforts) > 1
     measured = read_conditions(recipe.results_dir / KIND)
     for (temperature, effort), rows in measured.groupby(["temperature", "effort"], sort=False):
-        baseline = rows[rows["method"] == BASELINE].set_index("prompt_id")["repeated"]
+        baseline = rows[(rows["method"] == BASELINE) & ~rows["again"]].set_index("prompt_id")["repeated"]
         own = rows[(rows["method"] == HEAD) & (rows["prompt_id"].map(baseline) <= LOOP_LIMIT)]
         how = [SERVED, *[f"T = {temperature:g}"] * bool(temperature), *[f"effort {effort}"] * several]
         found.append(own.assign(how=", ".join(how)))

@@ -9,10 +9,11 @@ import numpy as np
 import yaml
 
 from drafthead.config import REPO_ROOT
-from drafthead.evaluation.reporting.measured_tables import series_name
+from drafthead.config.evaluation import HEAD
+from drafthead.evaluation.columns import LevelKey
 from drafthead.evaluation.reporting.tables import Cell, Table, note, table
-from drafthead.evaluation.results.levels import MEASURE, Level, geometric_means, label
-from drafthead.evaluation.workload import HEAD
+from drafthead.evaluation.results.levels import MEASURE, LoadComparison, geometric_means
+from drafthead.evaluation.workload import MethodNames
 from drafthead.statistics import Change, TimeChange
 
 FIGURES = REPO_ROOT / "docs" / "published.yaml"
@@ -93,26 +94,27 @@ def figures() -> Iterator[Figure]:
                     yield Figure(workload, "100", text, measure=measure, statistic=load, **of)
 
 
-def published_table(levels: Sequence[Level], target: str) -> Table | None:
+def published_table(levels: Sequence[LoadComparison], names: MethodNames, target: str) -> Table | None:
     """What posts print of the same target, workload, GPUs, K and statistic; None where there is nothing.
 
     A geometric mean is one over the post's loads, all of them.
 
     Args:
         levels: measured.
+        names: of the methods.
         target: the recipe's, by name.
     """
     rows = []
     for figure in (figure for figure in figures() if figure.target == target):
-        wanted = (label(figure.workload, figure.temperature, figure.gpus), figure.K, figure.method or HEAD)
-        same = [level for level in levels if (level.workload, level.K, level.method) == wanted]
+        key = LevelKey(figure.workload, figure.temperature, figure.gpus, figure.method or HEAD, figure.K, None)
+        same = [level for level in levels if level.key.over_loads == key]
         if figure.statistic == "geomean":
             loads = published()["posts"][figure.post]["concurrency"]
-            of_post = [level for level in same if level.load in {f"c{load}" for load in loads}]
+            of_post = [x for x in same if x.key.steady and x.key.concurrency in loads]
             means = geometric_means(of_post, only_reached=False) if len(of_post) == len(loads) else []
             ours = [mean.change for mean in means if mean.measure.key == figure.key]
         else:
-            at = [level.changes for level in same if level.load == figure.statistic]
+            at = [level.changes for level in same if level.key.load and level.key.load.name == figure.statistic]
             ours = [changes[figure.key] for changes in at if figure.key in changes]
         if ours:
             rows.append({
@@ -122,6 +124,6 @@ def published_table(levels: Sequence[Level], target: str) -> Table | None:
                 "With drafts there": Cell(figure.head),
                 "Change there": Cell(figure.change.amount(), "better" if figure.change.value > 0 else "worse"),
                 "Change here": Cell(ours[0].amount()),
-                "Here": series_name(same[0].method, same[0].K),
+                "Here": names.at(same[0].key.method, same[0].key.K),
             })  # fmt: skip
     return table("Published figures", rows, note("published")) if rows else None

@@ -22,19 +22,19 @@ from markupsafe import Markup
 from drafthead.artifacts import read_manifest
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
-from drafthead.evaluation.columns import FORMULAS, write_rows
+from drafthead.evaluation.columns import FORMULAS, rows_of, write_rows
 from drafthead.evaluation.decision.analysis import Advice, Analysis, advise
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict
 from drafthead.evaluation.measuring import acceptance, serving
-from drafthead.evaluation.measuring.plan import Plan, PlannedSweep
+from drafthead.evaluation.measuring.plan import ServePlan
 from drafthead.evaluation.measuring.presets import Preset
 from drafthead.evaluation.reporting import measured_tables as measured
 from drafthead.evaluation.reporting.figures import Picture, acceptance_pictures, serving_pictures
 from drafthead.evaluation.reporting.published import published_table
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, length_cell, note, print_table, table
-from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, summarise_serving
+from drafthead.evaluation.results.levels import THROUGHPUT, LoadComparison, ServingRows, read_serving, summarise_serving
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_places
-from drafthead.evaluation.workload import NAMES
+from drafthead.evaluation.workload import BASELINE, MethodNames, method_names
 from drafthead.files import atomic_path, in_markdown
 from drafthead.statistics import TimeChange
 
@@ -61,6 +61,7 @@ class Report:
     sections: list[Section]
     caveats: list[str]
     verdicts: Sequence[Verdict] = ()
+    names: MethodNames | None = None  # of the verdicts' methods
     advice: Advice | None = None
 
 
@@ -108,13 +109,14 @@ def _section(title: str, tables: Sequence[Table | None], pictures: Sequence[Pict
 
 
 def _served(
-    title: str, levels: list[Level], requests: pd.DataFrame, price: float | None, *, only_reached: bool = True
+    title: str, levels: list[LoadComparison], requests: pd.DataFrame, recipe: Recipe, *, only_reached: bool = True
 ) -> list[Table | None]:
+    names, price = method_names(recipe), recipe.eval.price_per_gpu_hour
     return [
-        measured.levels_table(title, levels),
-        measured.means_table(levels, only_reached=only_reached),
-        measured.cost_table(levels, price) if price else None,
-        measured.acceptance_under_load(requests),
+        measured.levels_table(title, levels, names),
+        measured.means_table(levels, names, only_reached=only_reached),
+        measured.cost_table(levels, names, price) if price else None,
+        measured.acceptance_under_load(requests, names),
     ]
 
 
@@ -123,19 +125,19 @@ def _served(
 
 def build_report(recipe: Recipe, analysis: Analysis) -> Report:
     """Everything the templates need."""
-    levels, runs, price = analysis.levels, analysis.rows.runs, recipe.eval.price_per_gpu_hour
-    matrices = measured.matrix_tables(levels)
-    served = _served("Every load: same prompts as the baseline", levels, analysis.rows.requests, price)
+    levels, runs, names = analysis.levels, analysis.rows.runs, method_names(recipe)
+    matrices = measured.matrix_tables(levels, names)
+    served = _served("Every load: same prompts as the baseline", levels, analysis.rows.requests, recipe)
     summary = analysis.acceptance
     sections = [
-        _section("Workloads", [workloads_table(analysis), *matrices] if matrices else []),
+        _section("Workloads", [workloads_table(analysis, names), *matrices] if matrices else []),
         _section(
             "Acceptance",
-            [measured.acceptance_table(summary), measured.places_table(summary.places)],
-            acceptance_pictures(summary),
+            [measured.acceptance_table(summary, names), measured.places_table(summary.places, names)],
+            acceptance_pictures(summary, names),
         ),
-        _section("Serving", [*served, measured.memory_table(runs)], serving_pictures(levels)),
-        _section("Beside published figures", [published_table(levels, recipe.target.path)]),
+        _section("Serving", [*served, measured.memory_table(runs, names)], serving_pictures(levels, names)),
+        _section("Beside published figures", [published_table(levels, names, recipe.target.path)]),
     ]
     return Report(
         title=f"Draft head “{recipe.name}”",
@@ -145,6 +147,7 @@ def build_report(recipe: Recipe, analysis: Analysis) -> Report:
         sections=[section for section in sections if section.tables],
         caveats=_caveats(recipe, analysis),
         verdicts=analysis.verdicts,
+        names=names,
         advice=advise(recipe, analysis),
     )
 
@@ -204,9 +207,10 @@ def tracked(analysis: Analysis) -> dict[str, float | str]:
     for m in analysis.acceptance.methods:
         found[f"evaluation/acceptance_length/{m.category}/{m.method}-k{m.K}"] = m.length.value
     for verdict in analysis.verdicts:
-        found[f"evaluation/verdict/{verdict.workload}/{verdict.method}-k{verdict.K}"] = verdict.headline
+        judged = verdict.key
+        found[f"evaluation/verdict/{judged.workload_title}/{judged.method}-k{judged.K}"] = verdict.headline
     for level in analysis.levels:
-        name = f"{level.workload}/{level.load}/{level.method}-k{level.K}"
+        name = f"{level.key.workload_title}/{level.key.load_name}/{level.key.method}-k{level.key.K}"
         for key, change in level.changes.items():
             if isinstance(change, TimeChange):
                 found[f"evaluation/times_as_long/{name}/{key}"] = 1 + change.loss
@@ -215,17 +219,17 @@ def tracked(analysis: Analysis) -> dict[str, float | str]:
     return found
 
 
-def workloads_table(analysis: Analysis) -> Table:
+def workloads_table(analysis: Analysis, names: MethodNames) -> Table:
     """Verdict and throughput of every workload side by side."""
     rows = [
         {
-            "Workload": verdict.workload,
-            "Method": measured.series_name(verdict.method, verdict.K),
+            "Workload": verdict.key.workload_title,
+            "Method": names.at(verdict.key.method, verdict.key.K),
             "Verdict": Cell(verdict.headline, _TONES.get(verdict.decision, "unresolved")),
             "Over the traffic (%)": verdict.change,
         }
         | {
-            f"c = {x.concurrency} (%)": change_cell(x.changes[THROUGHPUT.key], x.reached)
+            f"c = {x.key.concurrency} (%)": change_cell(x.changes[THROUGHPUT.key], x.reached)
             for x in analysis.levels_of(verdict)
         }
         for verdict in analysis.verdicts
@@ -238,28 +242,31 @@ def workloads_table(analysis: Analysis) -> Table:
 
 def print_brief(recipe: Recipe, analysis: Analysis) -> None:
     """What a decider needs, on one screen."""
-    decisions = {(v.workload, v.method, v.K, at.concurrency): at.decision for v in analysis.verdicts for at in v.levels}
-    print_table(measured.brief_table([x for v in analysis.verdicts for x in analysis.levels_of(v)], decisions))
-    print(f"\n{acceptance_line(analysis.acceptance)}")
+    decisions = {(v.key, at.concurrency): at.decision for v in analysis.verdicts for at in v.levels}
+    names = method_names(recipe)
+    print_table(measured.brief_table([x for v in analysis.verdicts for x in analysis.levels_of(v)], names, decisions))
+    print(f"\n{acceptance_line(analysis.acceptance, names)}")
     for v in analysis.verdicts:
-        print(f"{v.workload} prompts, {v.method} at K = {v.K}: {v.headline}\n{indent(v.reason, '  ')}")
+        title = f"{v.key.workload_title} prompts, {names.at(v.key.method, v.key.K)}"
+        print(f"{title}: {v.headline}\n{indent(v.reason, '  ')}")
     advice = advise(recipe, analysis)
     print(f"\n{advice.text}\n  {advice.flag or advice.command}")
 
 
-def acceptance_line(summary: AcceptanceSummary) -> str:
+def acceptance_line(summary: AcceptanceSummary, names: MethodNames) -> str:
     """Acceptance length of every method over all prompts, and how often the text stayed the same."""
     pooled = [m for m in summary.methods if m.category == ALL]
-    lengths = ", ".join(f"{NAMES[m.method]} {length_cell(m.length, m.prompts).text} (K = {m.K})" for m in pooled)
-    same = ", ".join(f"{NAMES[method]} {100 * share.value:.0f} %" for method, share in summary.identical.items())
-    text = f"Acceptance length at T = {summary.temperature:g}: {lengths}.{measured.hardly_accepted(summary)}"
+    lengths = ", ".join(f"{names[m.method]} {length_cell(m.length, m.prompts).text} (K = {m.K})" for m in pooled)
+    shares = {measured.FLOOR if m == BASELINE else names[m]: share.value for m, share in summary.identical.items()}
+    same = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
+    text = f"Acceptance length at T = {summary.temperature:g}: {lengths}.{measured.hardly_accepted(summary, names)}"
     return f"{text} Responses identical to the baseline's: {same}." if same else text
 
 
 # Of a published experiment, repeated: the post's tables and curves with intervals, and its own numbers.
 
 
-def write_preset_report(recipe: Recipe, preset: Preset, plan: Plan, source: Path, directory: Path) -> Path:
+def write_preset_report(recipe: Recipe, preset: Preset, plan: ServePlan, source: Path, directory: Path) -> Path:
     """Write report.html, report.md, the PNGs and runs.parquet, all runs in one file; returns the HTML's path.
 
     Args:
@@ -275,27 +282,27 @@ def write_preset_report(recipe: Recipe, preset: Preset, plan: Plan, source: Path
     return page
 
 
-def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: ServingRows, manifest: dict) -> Report:
+def build_preset_report(recipe: Recipe, preset: Preset, plan: ServePlan, rows: ServingRows, manifest: dict) -> Report:
     """Every table of the post in a section of its own, then what stands over all of them."""
-    sections, every, price = [], [], recipe.eval.price_per_gpu_hour
+    sections, every, names = [], [], method_names(recipe)
     for index, sweep in enumerate(plan.sweeps, 1):
-        own = _rows_of(sweep, rows)
+        own = ServingRows(*(rows_of(frame, sweep.keys) for frame in rows))
         # Advice needs the throughput, whatever the post shows.
         measures = list(dict.fromkeys((THROUGHPUT.key, *sweep.measures)))
         levels = summarise_serving(own, measures)
         if not levels:  # all of its methods failed
             continue
         every += levels
-        tables = _served(sweep.title, levels, own.requests, price, only_reached=False)
+        tables = _served(sweep.title, levels, own.requests, recipe, only_reached=False)
         places = summarise_places(own.requests.rename(columns={"output_tokens": "num_tokens"}))
-        tables += [measured.places_table([*places])]
-        tables += measured.matrix_tables(levels) if len({level.load for level in levels}) > 1 else []
-        sections.append(_section(sweep.title, tables, serving_pictures(levels, f"table-{index}-", measures)))
+        tables += [measured.places_table([*places], names)]
+        tables += measured.matrix_tables(levels, names) if len({level.key.load for level in levels}) > 1 else []
+        sections.append(_section(sweep.title, tables, serving_pictures(levels, names, f"table-{index}-", measures)))
     whole = [
-        measured.limits_table(every, preset.tpot_limits_ms),
-        measured.memory_table(rows.runs),
-        published_table(every, recipe.target.path),
-        measured.plan_table(plan, preset),
+        measured.limits_table(every, names, preset.tpot_limits_ms),
+        measured.memory_table(rows.runs, names),
+        published_table(every, names, recipe.target.path),
+        measured.plan_table(plan, names, preset),
     ]
     left = manifest["counts"]["too_long"]
     too_long = (
@@ -309,14 +316,3 @@ def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: Servin
         sections=[*sections, _section("Over all of it", whole)],
         caveats=[*_not_measured(manifest), *too_long, *(f"Left out: {reason}." for reason in plan.skipped)],
     )
-
-
-def _rows_of(sweep: PlannedSweep, rows: ServingRows) -> ServingRows:
-    """The rows of a sweep's servers at its levels."""
-    levels = [(level.workload.name, level.load.name, level.temperature) for level in sweep.levels]
-
-    def own(frame: pd.DataFrame) -> pd.DataFrame:
-        series = frame.set_index(["method", "k"]).index.isin(sweep.series)
-        return frame[series & frame.set_index(["prompts_of", "load", "temperature"]).index.isin(levels)]
-
-    return ServingRows(own(rows.requests), own(rows.runs))

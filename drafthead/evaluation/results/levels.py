@@ -14,7 +14,7 @@ import pandas as pd
 from scipy.stats import gmean
 
 from drafthead.data.responses import LOOP_LIMIT
-from drafthead.evaluation.columns import read_rows
+from drafthead.evaluation.columns import SETTING, LevelKey, level_key, read_rows
 from drafthead.evaluation.comparison import across_blocks, statistic_change, throughput_change
 from drafthead.evaluation.workload import BASELINE
 from drafthead.statistics import (
@@ -28,7 +28,7 @@ from drafthead.statistics import (
     ratio_of_sums,
 )
 
-_KEYS = ["workload", "load", "concurrency"]
+_LEVEL = [*SETTING, "load"]
 
 
 class ServingRows(NamedTuple):
@@ -44,21 +44,20 @@ def read_serving(directory: Path) -> ServingRows:
 
 
 def completed(requests: pd.DataFrame, runs: pd.DataFrame) -> ServingRows:
-    """The rows with `workload` naming temperature and GPUs where they are not 0 and 1, and `prompts_of` without.
+    """The rows of whole ABBA designs.
 
     Those of a server that failed in one of the blocks are left out: half of an ABBA design has the machine's drift in
     it. `accepted_by_step` is emptied where acceptance means little: on random tokens, and where the baseline's response
     to that prompt under that load loops.
     """
-    labelled, blocks = [], runs["block"].nunique()
-    for rows in (requests, runs):
-        rows = rows[rows.groupby(["method", "k", "tensor_parallel"])["block"].transform("nunique") == blocks]
-        names = [label(*of) for of in zip(rows["workload"], rows["temperature"], rows["tensor_parallel"], strict=True)]
-        total = rows["output_tokens"] + rows["prompt_tokens"]
-        named = rows.assign(prompts_of=rows["workload"], workload=names, total_tokens=total)
-        labelled.append(named)
-    requests, runs = labelled
-    prompts = requests.set_index(["workload", "load", "prompt_id"]).index
+    server, blocks = ["method", "k", "tensor_parallel"], runs["block"].nunique()
+    requests, runs = (
+        rows[rows.groupby(server)["block"].transform("nunique") == blocks].assign(
+            total_tokens=rows["output_tokens"] + rows["prompt_tokens"]
+        )
+        for rows in (requests, runs)
+    )
+    prompts = requests.set_index([*_LEVEL, "prompt_id"]).index
     looping = prompts[(requests["method"] == BASELINE) & (requests["repeated"] > LOOP_LIMIT)]
     meaningless = prompts.isin(looping) | requests["throughput_only"].to_numpy(bool)
     steps = zip(meaningless, requests["accepted_by_step"], strict=True)
@@ -70,19 +69,13 @@ def completed(requests: pd.DataFrame, runs: pd.DataFrame) -> ServingRows:
     return ServingRows(requests, runs)
 
 
-def label(workload: str, temperature: float, gpus: int) -> str:
-    """A workload with its temperature and GPUs where they are not 0 and 1."""
-    return f"{workload}{f' T={temperature:g}' if temperature else ''}{f' TP{gpus}' if gpus > 1 else ''}"
-
-
 def steady(rows: ServingRows) -> ServingRows:
-    """The rows of the first workload at loads whose places were filled as they became free.
+    """The rows of the first setting at loads whose places were filled as they became free.
 
     Only they say what a step of b requests costs.
     """
-    workload = rows.runs["workload"].iloc[0]
-    kept = (frame[frame["workload"] == workload] for frame in rows)
-    return ServingRows(*(frame[frame["load"] == "c" + frame["concurrency"].astype(str)] for frame in kept))
+    first = rows.runs[SETTING].iloc[0]
+    return ServingRows(*(f[(f[SETTING] == first).all(axis=1) & np.isinf(f["request_rate"])] for f in rows))
 
 
 @dataclass(frozen=True)
@@ -137,13 +130,11 @@ MEASURES = (THROUGHPUT.key, "ttft_p50", "ttft_p95", "tpot_mean", "tpot_p95", "it
 
 
 @dataclass(frozen=True)
-class Level:
+class LoadComparison:
     """One method at one draft length and one load, beside the baseline at that load.
 
     Attributes:
-        workload, load, concurrency, method, K: which; the workload with its temperature and GPUs where they are not
-            0 and 1.
-        prompts_of, gpus: the workload without them, and the GPUs.
+        key: which measurement, of the method.
         running: "none" and the method -> requests running in the engine.
         reached: in both.
         requests, failed: sent, and how many of them failed, both methods together.
@@ -166,13 +157,7 @@ class Level:
             changes by something else; see `drafthead.evaluation.decision.analysis.held_to_workloads`.
     """
 
-    workload: str
-    load: str
-    concurrency: int
-    method: str
-    K: int
-    prompts_of: str
-    gpus: int
+    key: LevelKey
     running: dict[str, float]
     reached: bool
     requests: int
@@ -188,19 +173,6 @@ class Level:
     response_length: tuple[float, float]
     longer_by: Interval
     contradicted_by: Change | None = None
-
-    @property
-    def steady(self) -> bool:
-        """Whether places were filled as they became free: what is decided is decided on such loads.
-
-        At a request rate that is kept up with, as many tokens come out as are asked for, whoever serves.
-        """
-        return self.load == f"c{self.concurrency}"
-
-    @property
-    def load_name(self) -> str:
-        """Requests in flight, or the whole load where a rate is part of it."""
-        return str(self.concurrency) if self.steady else self.load
 
     def change(self, measure: Measure) -> float:
         """The change of a measure as a fraction."""
@@ -225,18 +197,18 @@ class GeometricMean(NamedTuple):
     measure: Measure
     values: list[float]
     change: Change
-    worst: Level
+    worst: LoadComparison
     sign: int
 
 
-def summarise_serving(rows: ServingRows, measures: Sequence[str] = MEASURES) -> list[Level]:
+def summarise_serving(rows: ServingRows, measures: Sequence[str] = MEASURES) -> list[LoadComparison]:
     """Every method and draft length at every load that the baseline was measured at too.
 
     Workloads stay in the order in which they were measured, all prompts first.
     """
     levels = []
-    requests = dict(iter(rows.requests.groupby(_KEYS, sort=False)))
-    for key, runs in rows.runs.groupby(_KEYS, sort=False):
+    requests = dict(iter(rows.requests.groupby(_LEVEL, sort=False)))
+    for key, runs in rows.runs.groupby(_LEVEL, sort=False):
         drafted = runs[runs["method"] != BASELINE]
         if len(drafted) == len(runs):
             continue
@@ -245,16 +217,16 @@ def summarise_serving(rows: ServingRows, measures: Sequence[str] = MEASURES) -> 
                 frame[(frame["method"] == BASELINE) | ((frame["method"] == method) & (frame["k"] == K))]
                 for frame in (requests[key], runs)
             ]
-            levels.append(_level(str(method), int(K), measures, *both))
-    order = list(dict.fromkeys(rows.runs["workload"]))
-    return sorted(levels, key=lambda level: (order.index(level.workload), level.method, level.K, level.concurrency))
+            levels.append(_level(str(method), measures, *both))
+    order = list(dict.fromkeys(level.key.setting for level in levels))
+    return sorted(levels, key=lambda x: (order.index(x.key.setting), x.key.method, x.key.K, x.key.concurrency))
 
 
-def grouped(levels: Iterable[Level], *keys: str) -> dict[tuple, list[Level]]:
-    """Levels by the values of some attributes, in the order of the levels."""
-    found: dict[tuple, list[Level]] = {}
+def grouped(levels: Iterable[LoadComparison], *keys: str) -> dict[tuple, list[LoadComparison]]:
+    """Levels by the values of some attributes of their keys, in the order of the levels."""
+    found: dict[tuple, list[LoadComparison]] = {}
     for level in levels:
-        found.setdefault(tuple(getattr(level, key) for key in keys), []).append(level)
+        found.setdefault(tuple(getattr(level.key, key) for key in keys), []).append(level)
     return found
 
 
@@ -263,14 +235,14 @@ def cost_per_million(price_per_gpu_hour: float, gpus: int, tokens_per_s: float) 
     return price_per_gpu_hour * gpus / (3600 * tokens_per_s) * 1e6
 
 
-def geometric_means(levels: Sequence[Level], *, only_reached: bool = True) -> list[GeometricMean]:
+def geometric_means(levels: Sequence[LoadComparison], *, only_reached: bool = True) -> list[GeometricMean]:
     """Every measure over the steady levels; empty when there are fewer than two.
 
     Args:
         levels: of one workload, method and K.
         only_reached: leave out loads that were not; published means do not.
     """
-    chosen = [level for level in levels if level.steady and (level.reached or not only_reached)]
+    chosen = [level for level in levels if level.key.steady and (level.reached or not only_reached)]
     found = []
     for measure in (MEASURE[key] for key in (chosen[0].values if len(chosen) > 1 else ())):
         values = [gmean([level.values[measure.key][side] for level in chosen]) for side in (0, 1)]
@@ -283,8 +255,8 @@ def geometric_means(levels: Sequence[Level], *, only_reached: bool = True) -> li
 
 
 @np.errstate(invalid="ignore", divide="ignore")  # a response in one chunk takes no time per token
-def _level(method: str, K: int, measures: Sequence[str], requests: pd.DataFrame, runs: pd.DataFrame) -> Level:
-    first = runs.iloc[0]
+def _level(method: str, measures: Sequence[str], requests: pd.DataFrame, runs: pd.DataFrame) -> LoadComparison:
+    key = level_key(runs[runs["method"] == method].iloc[0])
     base, head = _paired_prompts(requests, runs, method)
     blocks = [
         _paired_prompts(requests[requests["block"] == b], runs[runs["block"] == b], method)
@@ -293,24 +265,22 @@ def _level(method: str, K: int, measures: Sequence[str], requests: pd.DataFrame,
     # A run's share of its wall time is all of it.
     methods = {name: runs[runs["method"] == name].assign(share_s=runs["duration_s"]) for name in (BASELINE, method)}
     values, changes, by_block = {}, {}, {}
-    for key in measures:
-        measure = MEASURE[key]
+    for name in measures:
+        measure = MEASURE[name]
         b, h = np.array([_over_prompts(measure, *block) for block in blocks]).T
-        by_block[key] = (h / b if measure.rate else b / h) - 1
-        values[key] = _over_prompts(measure, *(methods.values() if measure.rate else (base, head)))
+        by_block[name] = (h / b if measure.rate else b / h) - 1
+        values[name] = _over_prompts(measure, *(methods.values() if measure.rate else (base, head)))
         if measure.rate:
             change = throughput_change(head[measure.column], head["share_s"], base[measure.column], base["share_s"])
         else:
-            change = statistic_change(*_pair(measure, head, base), measure.statistic, waves=int(first["concurrency"]))
-        changes[key] = across_blocks(change, by_block[key])
+            change = statistic_change(*_pair(measure, head, base), measure.statistic, waves=key.concurrency)
+        changes[name] = across_blocks(change, by_block[name])
     drafted, counted = head[head["drafts"] > 0], methods[method]
     lengths = [(rows["output_tokens"] / rows["responses"]).to_numpy(float) for rows in (base, head)]
     each = np.ones(len(base))
     longer_by = ratio_interval(lengths[1] - lengths[0], each)
-    return Level(
-        str(first["workload"]), str(first["load"]), int(first["concurrency"]), method, K,
-        prompts_of=str(first["prompts_of"]),
-        gpus=int(first["tensor_parallel"]),
+    return LoadComparison(
+        key,
         running={name: float(rows["running"].mean()) for name, rows in methods.items()},
         reached=bool(runs["reached"].all()),
         requests=int(runs["requests"].sum()),
@@ -327,7 +297,7 @@ def _level(method: str, K: int, measures: Sequence[str], requests: pd.DataFrame,
         tokens_per_request=float(ratio_of_sums(runs["output_tokens"], runs["responses"])),
         response_length=(float(ratio_of_sums(lengths[0], each)), float(ratio_of_sums(lengths[1], each))),
         longer_by=longer_by if len(each) >= FEWEST_PROMPTS else Interval(longer_by.value, np.nan, np.nan),
-    )  # fmt: skip
+    )
 
 
 def _pair(measure: Measure, one: pd.DataFrame, other: pd.DataFrame) -> tuple[Array, Array]:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from drafthead.config.evaluation import ALL
 from drafthead.data.responses import LOOP_LIMIT
-from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN
+from drafthead.evaluation.workload import BASELINE
 from drafthead.statistics import (
     Array,
     Interval,
@@ -68,8 +68,8 @@ class AcceptanceSummary:
         looping: how many baseline responses repeat themselves and are left out of acceptance.
         ended: share of baseline responses that end by themselves.
         methods: one entry per method and workload, "all" first.
-        identical: method -> share of prompts answered exactly as by the baseline. The second baseline is the noise
-            floor. Empty above T = 0.
+        identical: method -> share of prompts answered exactly as by the baseline. That of the baseline, between its two
+            runs, is the noise floor. Empty above T = 0.
         places: of `summarise_places`, looping responses left out.
     """
 
@@ -88,7 +88,7 @@ class AcceptanceSummary:
 
 def summarise_acceptance(rows: pd.DataFrame) -> AcceptanceSummary:
     """Aggregate the rows of `read_acceptance`, which have one condition."""
-    baseline = rows[rows["method"] == BASELINE]
+    baseline = rows[(rows["method"] == BASELINE) & ~rows["again"]]
     entries = summarise_conditions(rows)
     kept = baseline["prompt_id"][baseline["repeated"] <= LOOP_LIMIT]
     return AcceptanceSummary(
@@ -96,7 +96,7 @@ def summarise_acceptance(rows: pd.DataFrame) -> AcceptanceSummary:
         prompts=len(baseline),
         looping=int((baseline["repeated"] > LOOP_LIMIT).sum()),
         ended=float((baseline["finish_reason"] == "stop").mean()),
-        methods=[entry for entry in entries if entry.method != BASELINE_AGAIN],
+        methods=[entry for entry in entries if entry.method != BASELINE],
         identical={e.method: e.identical for e in entries if e.category == ALL and e.identical is not None},
         places=tuple(summarise_places(rows[rows["prompt_id"].isin(kept)])),
     )
@@ -144,13 +144,14 @@ def summarise_places(rows: pd.DataFrame) -> Iterator[PlaceAcceptance]:
 def summarise_conditions(rows: pd.DataFrame) -> list[MethodAcceptance]:
     """Aggregate the rows of `read_conditions`: every condition, over all prompts and by category.
 
-    The second baseline is one of them, without drafts: what it has identical is the noise floor of its setting.
+    The second run of the baseline is one of them: what it has identical is the noise floor of its setting.
     """
     found = []
     for _, setting in rows.groupby(["temperature", "effort"], sort=False):
-        baseline = setting[setting["method"] == BASELINE].set_index("prompt_id")
+        first = (setting["method"] == BASELINE) & ~setting["again"]
+        baseline = setting[first].set_index("prompt_id")
         kept = baseline.index[baseline["repeated"] <= LOOP_LIMIT]
-        for _, drafted in setting[setting["method"] != BASELINE].groupby(["method", "k"], sort=False):
+        for _, drafted in setting[~first].groupby(["method", "k"], sort=False):
             for category in (ALL, *sorted({*baseline["category"]} - {ALL})):
                 own = drafted if category == ALL else drafted[drafted["category"] == category]
                 found.append(_entry(drafted.iloc[0], category, own.set_index("prompt_id"), baseline, kept))
