@@ -25,7 +25,7 @@ from openai_harmony import (
 )
 from transformers import AutoTokenizer
 
-from drafthead.data.prompts import Prompt, RowError, cut, parse_messages, prompt_id
+from drafthead.data.prompts import Prompt, RowError, parse_messages, prompt_id, split_turns
 from drafthead.data.rendering import KeptResponses, Renderer, UnrenderableError
 
 DAY, EFFORT = date(2025, 8, 5), "low"
@@ -63,7 +63,7 @@ def prompt_with_response(row: dict) -> Prompt | None:
         messages = parse_messages(row.get("conversations") or row.get("messages"))
     except RowError:
         return None
-    complete = [(prompt, response) for prompt, response in cut(messages, "all") if response]
+    complete = [(prompt, response) for prompt, response in split_turns(messages, "all") if response]
     if not complete or {message["role"] for message in messages} != {"user", "assistant"}:
         return None
     prompt, response = complete[-1]

@@ -35,7 +35,7 @@ from drafthead import artifacts
 from drafthead.config import REPO_ROOT, load_recipe
 from drafthead.data import responses as answers
 from drafthead.data import store as states
-from drafthead.data.packing import cut, plan_epoch
+from drafthead.data.packing import plan_epoch, split_windows
 from drafthead.data.shard import StateSequence, shard_path, write_shard
 from drafthead.drafters.registry import drafter_of
 from drafthead.generation.prompts import make_prompts
@@ -92,7 +92,7 @@ def epoch(count: int, folder: Path) -> Callable[[], object]:
     """Documents cut into windows, packed into batches and ordered."""
     drafter, mask = drafter_of(load_recipe().head), torch.ones(DOCUMENT, dtype=torch.bool)
     mask[:50] = False
-    return lambda: plan_epoch([w for i in range(count) for w in cut(i, mask, 4096, drafter)], 4096, 0, 0)
+    return lambda: plan_epoch([w for i in range(count) for w in split_windows(i, mask, 4096, drafter)], 4096, 0, 0)
 
 
 def verify(count: int, folder: Path) -> Callable[[], object]:

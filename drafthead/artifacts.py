@@ -29,7 +29,7 @@ from typing import Annotated, Any, NoReturn
 from pydantic import AfterValidator, BaseModel
 
 from drafthead import locks
-from drafthead.files import foreign, remove_leftovers, sha256_file, write_json
+from drafthead.files import reading_external, remove_leftovers, sha256_file, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def read_json(path: Path) -> Any:
     Raises:
         ArtifactError: the file is not JSON.
     """
-    with foreign(path, f"Delete {path.parent} and make it again", ArtifactError):
+    with reading_external(path, f"Delete {path.parent} and make it again", ArtifactError):
         return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -84,7 +84,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         ArtifactError: it is damaged, or names a file outside its directory.
     """
     manifest = read_json(directory / MANIFEST)
-    with foreign(directory / MANIFEST, f"Delete {directory} and make it again", ArtifactError):
+    with reading_external(directory / MANIFEST, f"Delete {directory} and make it again", ArtifactError):
         _Manifest.model_validate(manifest)
     return manifest
 

@@ -93,18 +93,18 @@ class Recorder:
         prompt: list[int] | None = None
         response: list[int] = []
         async for output in outputs:
-            said = output.outputs[0]
+            completion = output.outputs[0]
             prompt = output.prompt_token_ids or prompt
             if not delta:
                 response = []
-            response += said.token_ids
+            response += completion.token_ids
             if output.finished and prompt:
                 head = head if swaps == self.swaps else MIXED  # also where the first one is back
                 try:
-                    self._write(client, head, prompt, response, said.spec_decode_metrics)
+                    self._write(client, head, prompt, response, completion.spec_decode_metrics)
                 except Exception as error:  # no request fails because it could not be written down
                     log.warning(f"a request was not written down: {type(error).__name__}")
-                said.spec_decode_metrics = None  # the client gets what it would get without
+                completion.spec_decode_metrics = None  # the client gets what it would get without
             yield output
 
     def _write(self, client: Client, head: str, prompt: list[int], response: list[int], metrics: Any) -> None:

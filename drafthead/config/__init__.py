@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from drafthead.config.recipe import DEFAULT_RECIPE, REPO_ROOT, Recipe
 from drafthead.drafters.registry import section_of
-from drafthead.files import foreign
+from drafthead.files import reading_external
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +38,10 @@ def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequen
     # `${oc.env:HF_TOKEN}` in somebody's recipe would carry a secret into manifests and the model card.
     if interpolated := [item for item in overrides if "${" in item]:
         raise ValueError(f"override {interpolated[0]!r}: nothing is interpolated in a recipe; write the value")
-    with foreign(f"recipe {path}", "It is not valid YAML in UTF-8: correct that place", ValueError):
+    with reading_external(f"recipe {path}", "It is not valid YAML in UTF-8: correct that place", ValueError):
         recipe = OmegaConf.load(path)
     for item in overrides:  # a mapping replaces what is there, as a number does: half a distribution is none
-        with foreign(f"override {item!r}", f"It does not fit recipe {path}: correct it", ValueError):
+        with reading_external(f"override {item!r}", f"It does not fit recipe {path}: correct it", ValueError):
             key = item.partition("=")[0]
             OmegaConf.update(recipe, key, OmegaConf.select(OmegaConf.from_dotlist([item]), key), merge=False)
     values: Any = OmegaConf.to_container(recipe, resolve=False)

@@ -79,7 +79,7 @@ def whole(document: int, loss_mask: Tensor, drafter: Drafter) -> Window:
     return Window(document, max(0, first - drafter.reach), length, first, length, valid)
 
 
-def cut(document: int, loss_mask: Tensor, budget: int, drafter: Drafter, draw: int = 0) -> list[Window]:
+def split_windows(document: int, loss_mask: Tensor, budget: int, drafter: Drafter, draw: int = 0) -> list[Window]:
     """The windows of a document; none without a row that carries loss.
 
     Args:

@@ -247,7 +247,7 @@ def parse_messages(rows: Any, strict: bool = False, repairs: list[str] | None = 
     return tuple(chat)
 
 
-def cut(
+def split_turns(
     messages: Sequence[Message], turns: Literal["first", "last", "all"]
 ) -> list[tuple[tuple[Message, ...], Message | None]]:
     """The prompts of a conversation, each with the response that follows it in the data, if any.

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._pytree import register_dataclass, tree_map_only
 
 from drafthead.drafters.attention import Documents
-from drafthead.losses.fused import Chunks, cut
+from drafthead.losses.fused import Chunks, chunk_rows
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class PackedBatch:
             roots: of the layout.
         """
         batch = replace(self, layout=replace(self.layout, roots=roots))
-        return replace(batch, chunks=cut(batch.teachers(num_positions), num_positions, device_type))
+        return replace(batch, chunks=chunk_rows(batch.teachers(num_positions), num_positions, device_type))
 
     def cast(self, dtype: torch.dtype) -> "PackedBatch":
         """The batch with its states in the compute type; e4m3 becomes bf16 first."""

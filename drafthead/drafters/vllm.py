@@ -20,7 +20,7 @@ from torch import Tensor
 from drafthead.artifacts import describe_difference, read_json
 from drafthead.drafters.base import DraftShape, draft_shape, parameter_shapes
 from drafthead.drafters.registry import drafter_of, parse_head
-from drafthead.files import foreign
+from drafthead.files import reading_external
 from drafthead.target.pieces import TargetPieces
 from drafthead.target.rope import imported_rope, rope_parameters_of
 from drafthead.target.spec import TargetSpec
@@ -423,7 +423,7 @@ def check_tensor_files(directory: Path) -> dict[str, Path]:
     """
     files: dict[str, Path] = {}
     for path in sorted(directory.glob("*.safetensors")):
-        with foreign(path, _AGAIN), safe_open(path, framework="pt") as file:
+        with reading_external(path, _AGAIN), safe_open(path, framework="pt") as file:
             files |= dict.fromkeys(file.keys(), path)
     if not files:
         raise FileNotFoundError(
@@ -442,7 +442,7 @@ def check_files(directory: Path, spec: TargetSpec) -> None:
         ValueError: naming what does not fit and both values.
     """
     config, files = read_json(directory / "config.json"), check_tensor_files(directory)
-    with foreign(directory / "config.json", _AGAIN):
+    with reading_external(directory / "config.json", _AGAIN):
         plain = config | config.get("transformer_layer_config", {})  # whatever the algorithm
     hidden = plain.get("target_hidden_size") or plain.get("hidden_size")
     found = {"hidden_size": hidden, "vocab_size": plain.get("vocab_size")}

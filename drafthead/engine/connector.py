@@ -32,7 +32,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from drafthead.engine.shard_writer import KeptRows, ShardWriter, Text, beside, side_stream, to_host
+from drafthead.engine.shard_writer import KeptRows, ShardWriter, Text, on_side_stream, side_stream, to_host
 from drafthead.target.pieces import TargetHead
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
             with self._recorded_error():
                 self._keep_arrived()
                 rows = self._copy(self._cache, requests)
-                with beside(self._stream, rows):
+                with on_side_stream(self._stream, rows):
                     parts = to_host(rows).split([r.stop - r.start for r in requests])
                 self._arriving += zip(requests, parts, strict=True)
 

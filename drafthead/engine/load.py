@@ -25,7 +25,7 @@ import numpy as np
 
 from drafthead.config.evaluation import EndpointConfig, LoadConfig
 from drafthead.engine.server import Server, ServerError, parse_metrics
-from drafthead.files import foreign
+from drafthead.files import reading_external
 from drafthead.progress import progress_bar
 from drafthead.statistics import Array
 
@@ -203,7 +203,9 @@ def endpoint_server(endpoint: EndpointConfig) -> Server:
     if variable and not key:
         raise ServerError(f"{where}: environment variable {variable} is not set")
     server = Server(endpoint.base_url, endpoint.model, key)
-    with foreign(f"{where} at {server.base_url}: its list of models", "Correct url or api_key_env", ServerError):
+    with reading_external(
+        f"{where} at {server.base_url}: its list of models", "Correct url or api_key_env", ServerError
+    ):
         with server.client(30) as client:
             response = client.get("/v1/models").raise_for_status()
         served = [model["id"] for model in response.json()["data"]]

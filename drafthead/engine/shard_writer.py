@@ -56,7 +56,7 @@ def side_stream(device: torch.device) -> torch.cuda.Stream | None:
 
 
 @contextmanager
-def beside(stream: torch.cuda.Stream | None, rows: Tensor | None = None) -> Iterator[None]:
+def on_side_stream(stream: torch.cuda.Stream | None, rows: Tensor | None = None) -> Iterator[None]:
     """Inside, work is queued on a side stream behind what the engine has queued, and nothing waits for it.
 
     Args:
@@ -132,7 +132,7 @@ class ShardWriter:
         mask = torch.tensor(list(loss_mask), dtype=torch.uint8)
         first = first_teacher_row(mask)
         last_hidden = rows[first:, -1].contiguous()
-        with beside(self._stream):
+        with on_side_stream(self._stream):
             argmax, lse = self._head.stats(last_hidden)
         aux = {layer_id: rows[:, column] for column, layer_id in enumerate(self._aux_layer_ids)}
         return StateSequence(name, torch.tensor(ids, dtype=torch.int32), mask, aux, last_hidden, argmax, lse)

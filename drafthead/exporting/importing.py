@@ -19,7 +19,7 @@ from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.registry import drafter_of, drafters
 from drafthead.drafters.trained import MODEL_FILE, OWN, RUN, STATE_FILE, checkpoint_dir
 from drafthead.drafters.vllm import check_tensor_files, check_tensors, completed
-from drafthead.files import atomic_path, foreign, sha256_file, write_json
+from drafthead.files import atomic_path, reading_external, sha256_file, write_json
 from drafthead.target.files import INDEX, local_files, read_index
 from drafthead.target.pieces import load_pieces
 from drafthead.target.spec import check_aux_layer_ids, load_target_spec, target_identity
@@ -53,7 +53,7 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
     files = drafter_of(recipe.head).vllm
     _check_type(recipe.head, config)
-    with foreign(public, _ANOTHER):
+    with reading_external(public, _ANOTHER):
         named = files.checkpoint_tensors(tensors)
         shape, aux_layer_ids = files.describe(config, named, spec, layer_ids_are)
         check_aux_layer_ids(spec, aux_layer_ids)
@@ -64,7 +64,7 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
     trained = shape.head.sliding_window
     window = {} if recipe.head.sliding_window == trained else {"trained_window": trained}
     pieces = load_pieces(recipe.target_path, recipe.target.revision)
-    with foreign(public, _ANOTHER):
+    with reading_external(public, _ANOTHER):
         weights = completed(named, shape, pieces)
         check_tensors(weights, shape)
     published = {path.name: sha256_file(path) for path in sorted(public.glob("*.safetensors"))}

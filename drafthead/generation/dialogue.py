@@ -148,19 +148,19 @@ def make_responses(
     responses: list[list[Response]] = [[] for _ in prompts]
     left_out: list[LeftOut] = []
     open_ones = [converse(rules, prompt, kept, left_out, bar) for prompt, kept in zip(prompts, responses, strict=True)]
-    made: list[Any] = [None] * len(open_ones)  # what begins a generator
+    generated_responses: list[Any] = [None] * len(open_ones)  # what begins a generator
     while open_ones:
         requests = {}
-        for conversation, one in zip(open_ones, made, strict=True):
+        for conversation, generated in zip(open_ones, generated_responses, strict=True):
             with suppress(StopIteration):  # it has ended
-                requests[conversation] = conversation.send(one)
+                requests[conversation] = conversation.send(generated)
         open_ones = list(requests)
-        made = _generate(generator, list(requests.values()), rules.continuation, bar)
+        generated_responses = _generate(generator, list(requests.values()), rules.continuation, bar)
     return list(chain.from_iterable(responses)), left_out
 
 
-Made = tuple[Generation, list[int]]  # a response, and the token ids that follow it past its stop
-Conversation = Generator[GenerationRequest, Made, None]
+GeneratedResponse = tuple[Generation, list[int]]  # a response, and the token ids that follow it past its stop
+Conversation = Generator[GenerationRequest, GeneratedResponse, None]
 
 
 def converse(
@@ -235,21 +235,24 @@ def _prepare(
 
 def _generate(
     generator: Engine | None, requests: Sequence[GenerationRequest], continuation: int, bar: tqdm
-) -> list[Made]:
+) -> list[GeneratedResponse]:
     """One response per request, and the token ids that follow it past its stop."""
     if generator is None or not requests:  # responses of the data are not asked for
         return []
     if not continuation:
-        return [(one, []) for one in generator.generate(requests, bar)]
+        return [(generation, []) for generation in generator.generate(requests, bar)]
     # The states that are kept are those of the whole sequence.
     generations = generator.generate([replace(request, keep="") for request in requests], bar)
     further = [
         GenerationRequest(
-            [*request.prompt_ids, *one.token_ids], continuation, 0.0, 0, ignore_stop=True, keep=request.keep
+            [*request.prompt_ids, *generation.token_ids], continuation, 0.0, 0, ignore_stop=True, keep=request.keep
         )
-        for request, one in zip(requests, generations, strict=True)
+        for request, generation in zip(requests, generations, strict=True)
     ]
-    return [(one, beyond.token_ids) for one, beyond in zip(generations, generator.generate(further), strict=True)]
+    return [
+        (generation, beyond.token_ids)
+        for generation, beyond in zip(generations, generator.generate(further), strict=True)
+    ]
 
 
 def _ends(response: Response, message: ParsedResponse, drop: bool) -> str | None:

@@ -39,7 +39,7 @@ from drafthead.data.store import KIND, verify_shard, verify_store
 from drafthead.engine.generate import capturing_engine
 from drafthead.engine.running import Runner, Task, Worker, run_here
 from drafthead.engine.shard_writer import ShardWriter
-from drafthead.files import foreign
+from drafthead.files import reading_external
 from drafthead.generation.shards import ShardJob, list_jobs, log_rate, states_identity, to_do
 from drafthead.progress import progress_bar, wait_until
 from drafthead.target.files import AGAIN, OTHER, pinned_revision
@@ -263,7 +263,7 @@ def transformers_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator[Any]:
     from transformers import AutoModelForCausalLM
 
     target, device = recipe.target, "cuda" if torch.cuda.is_available() else "cpu"
-    with foreign(f"the target {target.path}", AGAIN, unsupported=OTHER):
+    with reading_external(f"the target {target.path}", AGAIN, unsupported=OTHER):
         model = AutoModelForCausalLM.from_pretrained(
             recipe.target_path,
             revision=pinned_revision(recipe.target_path, target.revision),

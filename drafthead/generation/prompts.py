@@ -30,9 +30,9 @@ from drafthead.data.prompts import (
     Conversation,
     Prompt,
     RowError,
-    cut,
     prompt_id,
     read_prompts,
+    split_turns,
     write_prompts,
 )
 from drafthead.generation.sources import CATALOGUE, LOCAL, WITHHELD, Located, locate, read, read_row
@@ -382,7 +382,9 @@ def drop_duplicates(pools: Sequence[Pool], turn_by_turn: bool) -> int:
             kept = []
             for candidate in getattr(pool, side):
                 prompt, key = candidate.prompt, _normalised(candidate.prompt)
-                alone = cut(prompt.messages, "first")[0][0] if turn_by_turn and prompt.messages else prompt.messages
+                alone = (
+                    split_turns(prompt.messages, "first")[0][0] if turn_by_turn and prompt.messages else prompt.messages
+                )
                 if key not in seen and _normalised(replace(prompt, messages=alone)) not in held:
                     seen.add(key)
                     kept.append(candidate)
@@ -423,7 +425,7 @@ def _candidates(source: Located, conversation: Conversation) -> Iterator[Candida
     category = f"{entry.category}/{label}" if conversation.category and entry is not LOCAL else label
     document = f"{name}:{conversation.document}" if conversation.document else ""
     ids, tools, rows_source = conversation.prompt_ids, conversation.tools, conversation.source or name
-    for messages, response in cut(conversation.messages, source.config.turns) if ids is None else [((), None)]:
+    for messages, response in split_turns(conversation.messages, source.config.turns) if ids is None else [((), None)]:
         key = prompt_id(messages, ids, tools)
         given = conversation.response_ids
         prompt = Prompt(key, rows_source, category, messages, ids, tools, document, response, given)

@@ -27,7 +27,7 @@ from pydantic import BaseModel
 from drafthead.artifacts import digest
 from drafthead.config.recipe import PromptSource, on_disk
 from drafthead.data.prompts import ROLES, Conversation, Message, RowError, parse_json, parse_messages, token_ids
-from drafthead.files import foreign, sha256_file
+from drafthead.files import reading_external, sha256_file
 
 Row = Mapping[str, Any]
 
@@ -51,7 +51,7 @@ _LOG = _LABELS | {
 _BATCH = _LABELS | {"id", "custom_id", "method", "url", "body", "response", "error"}
 _CHANGES_PROMPT = ("chat_template", "chat_template_kwargs", "reasoning_effort", "documents", "continue_final_message")
 WITHHELD = "published without its text: run prepare_data.py of NVIDIA's specdec_bench, and give its file"
-_MEND = "Mend it, fetch it again, or give another file"
+_FIX = "Fix it, fetch it again, or give another file"
 _SHARD = re.compile(r"-\d+-of-(\d+)")
 _EXTENSION = re.compile(r"\.(jsonl|json|parquet|csv)((?<!parquet)\.gz)?$")
 
@@ -202,7 +202,7 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if extension is None:
         raise ValueError(f"{path}: the extension must be .parquet, or .jsonl, .json or .csv, plain or with .gz")
     if extension[1] in ("parquet", "csv"):
-        with foreign(path, _MEND):
+        with reading_external(path, _FIX):
             rows = _csv_rows(path) if extension[1] == "csv" else _parquet_rows(path)
             yield from ((f"{path}:row {number}", row) for number, row in enumerate(rows, start=1))
         return
@@ -250,7 +250,7 @@ def _lines(path: Path, may_be_list: bool) -> Iterator[tuple[int, bytes]]:
     """Lines of a file that are not empty, with their numbers from 1; as line 0 a whole file that holds a list."""
     import fsspec  # comes with datasets
 
-    with foreign(path, _MEND), fsspec.open(str(path), "rb", compression="infer") as file:
+    with reading_external(path, _FIX), fsspec.open(str(path), "rb", compression="infer") as file:
         is_list = may_be_list and file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
         file.seek(0)
         if is_list:

@@ -59,7 +59,7 @@ class HeadRows:
         teacher: (M,) int64, the teacher token that each row meets; -1: not scored. At one draft position at most
             one row meets a token, or chunks grow beyond `CHUNK_ROWS`.
         counts: rows of each of the K draft positions; they sum to M.
-        chunks: `cut` of the same teacher; made here where there are none, which on a GPU keeps the host waiting.
+        chunks: `chunk_rows` of the same teacher; made here where there are none, which on a GPU keeps the host waiting.
         own_loss: (M,) a further loss of each scored row, float32 or wider, to be scaled like it; None: there is none.
     """
 
@@ -119,7 +119,7 @@ def head_loss(
 def first_drafts(rows: HeadRows, weight: Tensor) -> Tensor:
     """(M,) `predictions` of `head_loss`, without a loss; `weight` (D, H)."""
     found = torch.full((len(rows.states),), -1, device=rows.states.device)
-    chunks = (rows.chunks or cut(rows.teacher, len(rows.counts), rows.states.device.type)).split()
+    chunks = (rows.chunks or chunk_rows(rows.teacher, len(rows.counts), rows.states.device.type)).split()
     buffer = _buffer([chosen for _, chosen, _ in chunks], weight, torch.promote_types(rows.states.dtype, torch.float32))
     for _, chosen, _ in chunks:
         found[chosen] = objectives.argmax(_product(rows.states[chosen], weight.T, buffer))
@@ -137,7 +137,7 @@ class _FusedHeadLoss(torch.autograd.Function):
         grad_states = torch.zeros_like(states if needs_grad else states[:0])
         grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=wide)
 
-        chunks = (rows.chunks or cut(rows.teacher, len(rows.counts), states.device.type)).split()
+        chunks = (rows.chunks or chunk_rows(rows.teacher, len(rows.counts), states.device.type)).split()
         teacher_buffer = _buffer([tokens for tokens, _, _ in chunks], teacher.weight, wide)
         # A CPU rounds products of half precision; `score_rows` widens them while they are in its cache.
         logits_type = wide if states.is_cuda else weight.dtype
@@ -176,7 +176,7 @@ class _FusedHeadLoss(torch.autograd.Function):
         return grad_states.mul_(grad_loss), grad_weight.mul_(grad_loss).to(ctx.weight_dtype), *[None] * 5
 
 
-def cut(teacher: Tensor, num_positions: int, device_type: str) -> Chunks:
+def chunk_rows(teacher: Tensor, num_positions: int, device_type: str) -> Chunks:
     """Order and cut the scored rows.
 
     As long as at one draft position at most one row meets a token, a chunk has at most max(CHUNK_ROWS, K) rows.
@@ -204,7 +204,12 @@ def _sums(losses: Tensor, counts: tuple[int, ...]) -> Tensor:
 
 def _passes(objective: Objective, states: Tensor) -> ModuleType:
     """Where `prepare_target` and `score_rows` are taken from: Triton, or PyTorch for whatever it does not know."""
-    if states.is_cuda and states.dtype != torch.float64 and objective == objectives.WRITTEN and find_spec("triton"):
+    if (
+        states.is_cuda
+        and states.dtype != torch.float64
+        and objective == objectives.ANALYTIC_OBJECTIVE
+        and find_spec("triton")
+    ):
         from drafthead.losses import kernels  # not at the top: imports Triton
 
         return kernels

@@ -76,7 +76,7 @@ def cross_entropy(z: Tensor, target: Target) -> Tensor:
 
 # From logits (B, D), float32 or wider, and the target to the loss of each row (B,), differentiable in the logits.
 LossFunction = Callable[[Tensor, Target], Tensor]
-WRITTEN = "forward_kl"  # the one whose gradient is written down, here and as Triton kernels
+ANALYTIC_OBJECTIVE = "forward_kl"  # its gradient is computed in closed form, here and in Triton kernels
 Objective = str | Mapping[Any, float]  # a name, or the coefficients of a mixture of named ones
 OBJECTIVES: dict[str, LossFunction] = {
     function.__name__: function for function in (forward_kl, total_variation, lk_hybrid, cross_entropy)
@@ -131,7 +131,7 @@ def prepare_target(objective: Objective, logits: Tensor, lse: Tensor) -> TargetR
         draft_lse.append(logits[block].amax(-1) - log_r.amax(-1))
         r = log_r.exp()
         negentropy.append(torch.linalg.vecdot(r, log_r))
-        logits[block] = r if objective == WRITTEN else log_r
+        logits[block] = r if objective == ANALYTIC_OBJECTIVE else log_r
     return TargetRows(logits, (torch.cat(draft_lse) - lse).exp()[:, None], torch.cat(negentropy))
 
 
@@ -152,7 +152,7 @@ def score_rows(
     for block in _blocks(logits):
         z, rows = logits[block].to(target.values.dtype), met[block]
         token, values = argmax(z), target.values.index_select(0, rows)
-        if objective == WRITTEN:
+        if objective == ANALYTIC_OBJECTIVE:
             cross_entropy, gradient = _cross_entropy_written(z, token[:, None], values)
             loss = cross_entropy + target.negentropy[rows]
         else:

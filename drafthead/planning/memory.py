@@ -24,7 +24,7 @@ from drafthead.drafters.base import DraftShape, num_parameters
 from drafthead.drafters.registry import drafter_of
 from drafthead.engine.generate import BATCHED_TOKENS, reserved_bytes
 from drafthead.engine.offline import cache_group_size, import_vllm
-from drafthead.files import foreign
+from drafthead.files import reading_external
 from drafthead.losses.fused import CHUNK_ROWS
 from drafthead.planning import size_text
 from drafthead.target.files import OTHER
@@ -68,7 +68,7 @@ class EngineMemory:
         config = config.get_text_config()
         if hasattr(config, "quantization_config"):
             del config.quantization_config
-        with foreign(f"the shapes of target {path}", OTHER), torch.device("meta"):
+        with reading_external(f"the shapes of target {path}", OTHER), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=trusted)
         weights = sum(p.numel() * _width(name, p.dim(), quantisation) for name, p in model.named_parameters())
         engine, self.known = recipe.engine, quantisation in (None, "mxfp4", "fp8")

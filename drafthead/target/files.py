@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from drafthead.files import foreign
+from drafthead.files import reading_external
 
 # What decides a model's shape, its tokens, its prompts and where its responses end.
 _SMALL_FILES = (
@@ -114,7 +114,7 @@ def read_index(path: Path) -> dict[str, str]:
     Raises:
         ForeignFileError: it is something else.
     """
-    with foreign(path, AGAIN):
+    with reading_external(path, AGAIN):
         return _Index.model_validate_json(path.read_bytes()).weight_map
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from drafthead.files import ForeignFileError, foreign
+from drafthead.files import ForeignFileError, reading_external
 from drafthead.target.files import AGAIN, INDEX, local_files
 from drafthead.target.spec import TargetSpec, load_target_spec
 from drafthead.target.tensors import EMBEDDING, HEAD, NORM, ONLY_FILE, check_output_layer, weight_map
@@ -70,7 +70,7 @@ def load_pieces(path: str, revision: str | None = None) -> TargetPieces:
         if name is None:
             raise ValueError(f"{path} has none of the tensors {', '.join(names)}; it has e.g. {sorted(files)[:3]}")
         file = local_files(path, revision, (files[name],)) / files[name]
-        with foreign(file, AGAIN), safe_open(file, framework="pt") as opened:
+        with reading_external(file, AGAIN), safe_open(file, framework="pt") as opened:
             tensor = opened.get_tensor(name)
         if tensor.shape != shape:
             found, wanted = tuple(tensor.shape), f"config.json says {shape}"

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from drafthead.config import Recipe
-from drafthead.files import foreign
+from drafthead.files import reading_external
 from drafthead.target.families import complete
 from drafthead.target.files import AGAIN, OTHER, fingerprint_of, local_files
 from drafthead.target.rope import head_rope
@@ -103,7 +103,7 @@ def target_config(path: str, revision: str | None = None) -> dict[str, Any]:
         ForeignFileError: it is no JSON object.
     """
     file = local_files(path, revision, ("config.json",)) / "config.json"
-    with foreign(file, AGAIN):
+    with reading_external(file, AGAIN):
         published: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return complete(published)
 
@@ -130,7 +130,7 @@ def model_config(recipe: Recipe) -> Any:
     from transformers import AutoConfig
 
     directory = local_files(recipe.target_path, recipe.target.revision, ("config.json",))
-    with foreign(directory / "config.json", AGAIN, unsupported=OTHER):
+    with reading_external(directory / "config.json", AGAIN, unsupported=OTHER):
         return AutoConfig.from_pretrained(directory, trust_remote_code=recipe.target.trust_remote_code)
 
 

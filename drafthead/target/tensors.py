@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from drafthead.files import foreign
+from drafthead.files import reading_external
 from drafthead.target.files import AGAIN, INDEX, read_index
 
 EMBEDDING, NORM = (
@@ -37,7 +37,7 @@ def weight_map(directory: Path) -> dict[str, str]:
         return read_index(index)
     if not file.is_file():
         return {}
-    with foreign(file, AGAIN), safe_open(file, framework="numpy") as opened:
+    with reading_external(file, AGAIN), safe_open(file, framework="numpy") as opened:
         return dict.fromkeys(opened.keys(), file.name)
 
 

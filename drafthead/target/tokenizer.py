@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from drafthead.config import Recipe
-from drafthead.files import foreign
+from drafthead.files import reading_external
 from drafthead.target.files import AGAIN, OTHER, TEMPLATES, local_files, pinned_revision
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ def chat_template(recipe: Recipe) -> str | dict[str, str]:
     found: dict[str, str] = {}
     for file in (directory / _TEMPLATE, *sorted((directory / TEMPLATES).glob("*.jinja"))):
         if file.is_file():
-            with foreign(file, AGAIN):
+            with reading_external(file, AGAIN):
                 found["default" if file.name == _TEMPLATE else file.stem] = file.read_text(encoding="utf-8")
     for file in (directory / _CONFIG, directory / _LEGACY):
         if not found and file.is_file():
-            with foreign(file, AGAIN):
+            with reading_external(file, AGAIN):
                 stated = _Templated.model_validate_json(file.read_bytes()).chat_template or []
             several = {one.name: one.template for one in stated} if isinstance(stated, list) else {"default": stated}
             found = {name: template for name, template in several.items() if template}
@@ -89,7 +89,7 @@ def load_tokenizer(recipe: Recipe, templated: bool = False) -> "PreTrainedTokeni
 
     target = recipe.target
     revision = pinned_revision(recipe.target_path, target.revision)
-    with foreign(f"the tokenizer of {target.path}", AGAIN, unsupported=OTHER):
+    with reading_external(f"the tokenizer of {target.path}", AGAIN, unsupported=OTHER):
         tokenizer = AutoTokenizer.from_pretrained(
             recipe.target_path, revision=revision, trust_remote_code=target.trust_remote_code
         )
@@ -119,7 +119,7 @@ def stop_tokens(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> set[int
     path = local_files(recipe.target_path, recipe.target.revision, (_GENERATION,), optional=True) / _GENERATION
     stops: list[int | None] = [tokenizer.eos_token_id]
     if path.is_file():  # a target need not have one
-        with foreign(path, AGAIN):
+        with reading_external(path, AGAIN):
             found = _Generation.model_validate_json(path.read_bytes()).eos_token_id
         stops += found if isinstance(found, list) else [found]
     return {stop for stop in stops if stop is not None}

@@ -18,7 +18,7 @@ from drafthead import artifacts
 from drafthead.config import Recipe
 from drafthead.data import spool as spools
 from drafthead.data import store as state_store
-from drafthead.data.packing import Window, cut
+from drafthead.data.packing import Window, split_windows
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.responses import ResponseTokens, prompt_of
 from drafthead.data.spool import SpooledStates, States
@@ -104,13 +104,13 @@ class Survey:
         seen: (V,) how often each token occurs at all.
         by_category: category -> (V,) as `generated`, for the documents whose category is known.
         windows: what is trained on, in every draw.
-        silent: documents in which nothing can be learned from, such as responses of no token.
+        num_without_loss: number of documents without a token that carries loss, such as empty responses.
     """
 
     generated: Tensor
     seen: Tensor
     windows: list[Window]
-    silent: int
+    num_without_loss: int
     by_category: dict[str, Tensor]
 
     def check_mask_token(self, head: HeadConfig) -> None:
@@ -139,7 +139,7 @@ def survey(
     by_category: dict[str, Tensor] = {}
     generated, seen = torch.zeros(vocab_size, dtype=torch.long), torch.zeros(vocab_size, dtype=torch.long)
     windows: list[Window] = []
-    silent = 0
+    num_without_loss = 0
     for i in range(len(store)):
         tokens, mask = store.tokens(i)
         if int(tokens.max()) >= vocab_size:
@@ -153,10 +153,10 @@ def survey(
             counted.append((by_category.setdefault(category, torch.zeros_like(generated)), generated_ids))
         for counts, ids in counted:  # in place: a histogram per document would cost more than everything else here
             counts.index_add_(0, ids, torch.ones_like(ids))
-        found = [window for draw in range(draws) for window in cut(i, mask, budget, drafter, draw)]
-        silent += not found
-        windows += found
-    return Survey(generated, seen, windows, silent, by_category)
+        document_windows = [window for draw in range(draws) for window in split_windows(i, mask, budget, drafter, draw)]
+        num_without_loss += not document_windows
+        windows += document_windows
+    return Survey(generated, seen, windows, num_without_loss, by_category)
 
 
 def draft_vocabulary(recipe: Recipe, counts: Survey, start: Tensor | None = None) -> DraftVocabulary:

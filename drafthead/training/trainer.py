@@ -28,7 +28,7 @@ from drafthead.data.responses import loops, read_categories
 from drafthead.data.spool import PROGRESS_LOCK, SpooledStates, States
 from drafthead.drafters.base import Drafter, DraftModule, draft_shape, frozen_copy, load_trained
 from drafthead.drafters.batch import PackedBatch
-from drafthead.drafters.recompute import give_back
+from drafthead.drafters.recompute import trim_heap
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance, empty_acceptance, last_response, match_text, replay
 from drafthead.drafters.trained import RUN
@@ -123,7 +123,7 @@ class LossModule(nn.Module):
             scale: (K,) weight of one row's loss at each draft position, normalisation included.
         """
         rows = self.draft.head_rows(batch, target.embeddings, len(scale))
-        give_back(rows.states)  # what the steps freed, before the loss needs buffers
+        trim_heap(rows.states)  # what the steps freed, before the loss needs buffers
         normed, lse, served = target.normed(batch.last_hidden), batch.lse, rows
         if (T := self.temperature) != 1:
             lse = target.lse_at(T, normed, lse) if self.reads_mass else lse
@@ -135,7 +135,7 @@ class LossModule(nn.Module):
         else:
             weight, ids = self.draft.head_weight, target.target_ids
             scored = rejection_loss(served, weight, teacher, scale, self.objective, batch, ids)
-        give_back(rows.states)
+        trim_heap(rows.states)
         # No objective shows every lse that is not finite, and some lose it in a minimum; these sums end the run.
         scored = scored._replace(position_sums=scored.position_sums + 0 * batch.lse.sum())
         own_loss, confidence = rows.own_loss, self.draft.confidence(rows)
@@ -370,8 +370,9 @@ class Trainer:
         train, validation, per_step = self.inputs.train, self.inputs.validation, self.config.batches_per_step
         logger.info(
             f"{self.total_steps} steps of {per_step} packed batches ({len(self.stream) % per_step} fill no step); "
-            f"{len(train)} sequences in {sum(not w.draw for w in found.windows)} windows ({found.silent} without a "
-            f"position to learn from); draft vocabulary {len(self.vocabulary.d2t)} of {self.inputs.spec.vocab_size} "
+            f"{len(train)} sequences in {sum(not w.draw for w in found.windows)} windows "
+            f"({found.num_without_loss} without a position to learn from); "
+            f"draft vocabulary {len(self.vocabulary.d2t)} of {self.inputs.spec.vocab_size} "
             f"covers {coverage(found.generated, self.vocabulary):.2%} of generated tokens; loss "
             f"{'up to the first rejected draft' if stops_at_rejection(self.recipe) else 'on all draft positions'}; "
             "acceptance is predicted on "

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafthead.data.packing import Window, cut, pack, plan_epoch, whole, window_tokens
+from drafthead.data.packing import Window, pack, plan_epoch, split_windows, whole, window_tokens
 from tests.data.sequences import sequence, store_of
 from tests.drafters.small_draft import eagle3
 
@@ -57,7 +57,7 @@ def test_a_window_keeps_its_true_positions_and_counts_its_own_rows(tmp_path):
 
 def test_a_short_document_is_one_window():
     mask = torch.tensor([0, 0, 0, 1, 1])
-    (window,) = cut(7, mask, budget=8, drafter=eagle3(2))
+    (window,) = split_windows(7, mask, budget=8, drafter=eagle3(2))
     assert window == whole(7, mask, eagle3(2))
     assert (window.document, window.start, window.stop, window.first_row, window.end_row) == (7, 0, 5, 1, 5)
     assert window.valid == (2, 1)
@@ -65,13 +65,13 @@ def test_a_short_document_is_one_window():
 
 def test_the_example_of_the_docstring():
     mask = (torch.arange(12) >= 6).long()
-    spans = [(w.start, w.stop, w.first_row, w.end_row) for w in cut(0, mask, budget=8, drafter=eagle3(1))]
+    spans = [(w.start, w.stop, w.first_row, w.end_row) for w in split_windows(0, mask, budget=8, drafter=eagle3(1))]
     assert spans == [(0, 9, 4, 7), (0, 12, 7, 10)]
 
 
 def test_a_window_takes_no_more_memory_than_a_budget_of_rows():
     """Rows 6.. of 40 tokens, three in a window, each as much as three tokens of context."""
-    windows = cut(0, torch.arange(40) >= 8, budget=8, drafter=eagle3(1))
+    windows = split_windows(0, torch.arange(40) >= 8, budget=8, drafter=eagle3(1))
     assert {w.end_row - w.first_row for w in windows[:-1]} == {3}
     assert [w.num_tokens for w in windows] == [min(w.stop, 8 + 2 * 5) for w in windows]
 
@@ -79,7 +79,7 @@ def test_a_window_takes_no_more_memory_than_a_budget_of_rows():
 @given(st.lists(st.booleans(), min_size=1, max_size=120), st.integers(10, 40), st.integers(1, 7))
 def test_every_valid_position_is_in_exactly_one_window(bits, budget, num_steps):
     mask = torch.tensor(bits)
-    windows = cut(0, mask, budget, eagle3(num_steps))
+    windows = split_windows(0, mask, budget, eagle3(num_steps))
     seen = torch.zeros(num_steps, len(mask), dtype=torch.long)
     for window in windows:
         assert window.num_tokens <= window_tokens(budget, (budget - num_steps - 1) // 2)
@@ -95,10 +95,10 @@ def test_every_valid_position_is_in_exactly_one_window(bits, budget, num_steps):
 
 def test_a_budget_too_small_for_the_steps_is_refused():
     with pytest.raises(ValueError, match=r"train.tokens_per_batch 6 .* 7 or more"):
-        cut(0, torch.ones(30), 6, eagle3(4))
+        split_windows(0, torch.ones(30), 6, eagle3(4))
 
 
 def test_a_document_without_a_valid_position_has_no_window():
     """One token of prompt and one of answer: no draft starts before the first token."""
-    assert cut(0, torch.tensor([0, 1]), budget=8, drafter=eagle3(2)) == []
-    assert cut(0, torch.tensor([0, 0]), budget=8, drafter=eagle3(2)) == []
+    assert split_windows(0, torch.tensor([0, 1]), budget=8, drafter=eagle3(2)) == []
+    assert split_windows(0, torch.tensor([0, 0]), budget=8, drafter=eagle3(2)) == []

@@ -9,7 +9,7 @@ import pytest
 
 from drafthead.config import load_recipe
 from drafthead.data import rendering
-from drafthead.data.prompts import Prompt, cut, parse_messages, prompt_id
+from drafthead.data.prompts import Prompt, parse_messages, prompt_id, split_turns
 from drafthead.data.rendering import KeptResponses, ParsedResponse, Renderer, UnrenderableError, response_parser
 from drafthead.generation.prompts import make_prompts
 
@@ -27,7 +27,7 @@ def render(tokenizer):
 
 
 def prompt(*messages, **response) -> Prompt:
-    (messages, response), *_ = cut(parse_messages([*messages, {"role": "assistant", **response}]), "last")
+    (messages, response), *_ = split_turns(parse_messages([*messages, {"role": "assistant", **response}]), "last")
     return Prompt(prompt_id(messages), "local", "chat", messages, response=response)
 
 

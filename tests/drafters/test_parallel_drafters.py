@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafthead.data.packing import cut, pack, plan_stream, whole
+from drafthead.data.packing import pack, plan_stream, split_windows, whole
 from drafthead.drafters import attention
 from drafthead.drafters.dflash.drafter import DFlash, DFlashModel
 from drafthead.drafters.peagle.drafter import PEagle
@@ -47,7 +47,7 @@ def naive_block(model: DFlashModel, aux: Tensor, block: list[Tensor], first_posi
 
 def naive_blocks(model, aux, embeddings, first_position, num_positions) -> Tensor:
     """(K, T - 1, H) from every root of one document."""
-    before = model.silent_slots
+    before = model.num_unscored_slots
     masks = [torch.full((8,), 0.5, dtype=torch.float64)] * (num_positions - 1 + before)
     blocks = [
         naive_block(model, aux[: t + 1], [embeddings[t + 1], *masks], first_position)[before:]
@@ -58,7 +58,7 @@ def naive_blocks(model, aux, embeddings, first_position, num_positions) -> Tenso
 
 def ours_blocks(model, aux, embeddings, positions, layout, num_positions) -> Tensor:
     known = torch.roll(embeddings[layout.rows], -1, 0)
-    masks = [torch.full_like(known, 0.5)] * (num_positions - 1 + model.silent_slots)
+    masks = [torch.full_like(known, 0.5)] * (num_positions - 1 + model.num_unscored_slots)
     return model.fill([known, *masks], aux, positions, layout)
 
 
@@ -139,7 +139,7 @@ def test_rows_without_loss_change_neither_loss_nor_gradient(build, first, num_la
         document.loss_mask[:] = torch.arange(len(document.loss_mask)) >= first
     documents[0].loss_mask[6:14] = 0  # what the user said next
     store = store_of(tmp_path, *documents)
-    windows = [window for i, d in enumerate(documents) for window in cut(i, d.loss_mask, 64, drafter, draw=2)]
+    windows = [window for i, d in enumerate(documents) for window in split_windows(i, d.loss_mask, 64, drafter, draw=2)]
     batch = packed(store, drafter, windows)
     assert batch.scored.sum(1).tolist() == torch.tensor([window.valid for window in windows]).sum(0).tolist()
     sizes, scale = (20, len(batch.argmax), 11), torch.tensor([1.0, 0.5, 0.25], dtype=torch.float64)
@@ -169,7 +169,7 @@ def test_of_a_head_with_a_sliding_window_only_what_its_rows_depend_on_is_read(bu
     K = {"num_ttt_steps": 3} if build is small_model else {"num_draft_positions": 3}
     drafter = drafter_of(build(num_layers=num_layers, sliding_window=6, **K).shape.head)
     mask = torch.arange(40) >= 30
-    (window,) = cut(0, mask, 24, drafter)
+    (window,) = split_windows(0, mask, 24, drafter)
     assert window.start == whole(0, mask, drafter).start
     assert (window.start, window.stop, window.first_row) == (28 - 5 * num_layers, 40, 28)
 
@@ -185,7 +185,7 @@ def test_windows_of_a_long_document_give_its_whole_gradient(build, window, num_l
     document.input_ids[:] = document.input_ids % 20
     store = store_of(tmp_path, document)
     budget, rows = (100, 47) if window is None else (60, 60 - 5 - 5 * num_layers)
-    parts = cut(0, document.loss_mask, budget, drafter)
+    parts = split_windows(0, document.loss_mask, budget, drafter)
     assert [part.end_row - part.first_row for part in parts[:-1]] == [rows] * (len(parts) - 1)
     assert len(parts) > 3
     generator = torch.Generator().manual_seed(1)

@@ -108,7 +108,7 @@ class DFlashModel(DraftModule):
     """The trainable head."""
 
     head: BlockHead
-    silent_slots: ClassVar[int] = 1  # of a block, which predict nothing: the known token's
+    num_unscored_slots: ClassVar[int] = 1  # slots of a block that predict nothing: the known token's
 
     def __init__(self, shape: DraftShape):
         super().__init__(shape)
@@ -127,7 +127,7 @@ class DFlashModel(DraftModule):
     def slots(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> Tensor:
         """(K, P, H): as `fill`, of blocks of the known token and masks."""
         known = nn.functional.embedding(batch.ahead(1), embeddings)
-        masks = [embeddings[self.head.mask_token_id][None]] * (num_positions - 1 + self.silent_slots)
+        masks = [embeddings[self.head.mask_token_id][None]] * (num_positions - 1 + self.num_unscored_slots)
         return self.fill([known, *masks], batch.aux, batch.positions, batch.layout)
 
     def fill(self, block: list[Tensor], aux: Tensor, positions: Tensor, layout: Layout) -> Tensor:
@@ -149,7 +149,7 @@ class DFlashModel(DraftModule):
             context = self.hidden_norm(self.fc(aux))
             for layer in self.layers:
                 run = partial(checkpoint, layer, use_reentrant=False) if recompute else layer
-                block = run(block, context, ropes, layout, self.silent_slots if layer is self.layers[-1] else 0)
+                block = run(block, context, ropes, layout, self.num_unscored_slots if layer is self.layers[-1] else 0)
             return self.norm(torch.stack(block))
 
 
@@ -215,7 +215,7 @@ class DFlash(Drafter):
     @property
     def num_slots(self) -> int:
         """Those that predict, and those that do not, of a share of the roots."""
-        return math.ceil((self.num_positions + self.MODULE.silent_slots) * self.head.anchor_share)
+        return math.ceil((self.num_positions + self.MODULE.num_unscored_slots) * self.head.anchor_share)
 
     def position_weights(self) -> Tensor:
         """exp(-k / gamma)."""

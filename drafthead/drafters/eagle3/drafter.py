@@ -26,7 +26,7 @@ from drafthead.drafters.batch import Layout, PackedBatch
 from drafthead.drafters.eagle3.config import Eagle3Head, EagleHead
 from drafthead.drafters.eagle3.vllm import Eagle3Files
 from drafthead.drafters.layers import MLP, Projection, RMSNorm, Rotary, by_head, rotate
-from drafthead.drafters.recompute import give_back, recomputing
+from drafthead.drafters.recompute import recomputing, trim_heap
 
 # What token embeddings give to queries (T, Q * D), or (R, Q * D) where only the rows have them, keys and values
 # (T, G * D).
@@ -200,7 +200,7 @@ class DraftModel(DraftModule):
                     state, caches = state.index_select(0, kept), tuple(of_rows(cache, kept) for cache in caches)
                 rope = self.rope(positions if k == 0 else layout.at(k, positions[layout.rows]) + k, state.dtype)
                 state, output, caches = run_step(k, state, later if k else first, rope, layout, caches)
-                give_back(output)
+                trim_heap(output)
                 outputs.append(output)
                 if learned:
                     # What wraps around at the end stands for no token, and is not scored.
