@@ -108,19 +108,19 @@ def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = 
     """
     _check_links(directory)
     if alone and not locks.holds(directory):
-        locks.hold(directory)
+        locks.acquire(directory)
     complete = True  # or of another identity: nothing is written
     try:
         complete = _claimed(directory, {"kind": kind, "schema_version": SCHEMA_VERSION, **identity}, thinned)
     finally:
         if complete:
-            locks.let_go(directory)
+            locks.release(directory)
     return complete
 
 
 def unclaim(directory: Path) -> None:
     """Give up a directory in which nothing but the claim was written, so that another recipe may try."""
-    locks.let_go(directory)
+    locks.release(directory)
     with suppress(OSError):  # another rank gives it up at the same time
         if [path.name for path in directory.iterdir()] == [IDENTITY]:
             (directory / IDENTITY).unlink()
@@ -181,7 +181,7 @@ def finish(directory: Path, counts: dict[str, Any], lasting: bool = True) -> dic
     identity = read_json(directory / IDENTITY)
     manifest = {"identity": identity, "counts": counts, "files": files, "made_by": made_by()}
     write_json(directory / MANIFEST, manifest)
-    locks.let_go(directory)
+    locks.release(directory)
     return manifest
 
 

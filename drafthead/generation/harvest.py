@@ -90,7 +90,7 @@ def harvest(recipe: Recipe, run: Runner = run_here) -> None:
 def _ours(directory: Path) -> bool:
     """Whether this process makes what lies there, once nobody else does: others wait until it is finished."""
     try:
-        locks.hold(directory, patience=0)
+        locks.acquire(directory, timeout_s=0)
     except locks.InUseError:
         return locks.holds(directory)
     return True
@@ -211,10 +211,10 @@ def fill(harvester: Worker, spool: Spool, jobs: Sequence[ShardJob]) -> None:
         "training is not running: accelerate launch train/eagle3.py RECIPE"
     )
 
-    def let_go(landed: AbstractSet[int]) -> None:
+    def release(landed: AbstractSet[int]) -> None:
         for index in claimed & landed:
             claimed.remove(index)
-            spool.let_go(index)
+            spool.release_claim(index)
 
     def free() -> bool:
         nonlocal index
@@ -225,15 +225,15 @@ def fill(harvester: Worker, spool: Spool, jobs: Sequence[ShardJob]) -> None:
         while index != spool.total:
             if index is None:
                 harvester.finish()
-                let_go(claimed)
+                release(claimed)
                 waited += wait_until(free, wait)
             else:
                 claimed.add(index)
                 harvester.make(_job(spool, jobs, index), bar)
-                let_go(spool.present())
+                release(spool.present())
                 index = spool.claim(claimed)
         harvester.finish()
-        let_go(claimed)
+        release(claimed)
     took = time.monotonic() - began
     logger.info("the spool was filled in %.0f s, %.0f s of them spent waiting for training to make room", took, waited)
 

@@ -71,7 +71,7 @@ def train(recipe: Recipe) -> Path:
         return recipe.run_dir
     try:
         if first and recipe.states.spool_shards and not locks.holds(recipe.states_dir("train"), PROGRESS_LOCK):
-            locks.hold(recipe.states_dir("train"), PROGRESS_LOCK)
+            locks.acquire(recipe.states_dir("train"), PROGRESS_LOCK)
         trainer = Trainer(recipe, inputs)
     except BaseException:
         artifacts.unclaim(recipe.run_dir)  # also of a later rank, which may have claimed it again
@@ -87,7 +87,7 @@ def train(recipe: Recipe) -> Path:
     if trainer.main:
         state = trainer.state
         counts = {**asdict(state), "total_steps": trainer.total_steps, "train_seconds": log.seconds()}
-        locks.let_go(recipe.states_dir("train"), PROGRESS_LOCK)  # first: a finished run is not looked at again
+        locks.release(recipe.states_dir("train"), PROGRESS_LOCK)  # first: a finished run is not looked at again
         artifacts.finish(recipe.run_dir, counts)
         best, last = state.best_acceptance_length, state.acceptance_length
         logger.info(

@@ -50,7 +50,7 @@ def test_harvesters_share_a_spool_and_a_killed_ones_claim_goes(tmp_path):
         assert spool.claim({2, 3}) == 0
         write(spool, 0, 2, 3)
         for index in (0, 2, 3):
-            spool.let_go(index)
+            spool.release_claim(index)
         assert spool.claim() is None  # the other one's is on its way
         spool.release(2)
         write(spool, 4, 5)

@@ -197,7 +197,7 @@ def test_a_second_harvester_of_a_spool_waits_for_the_validation_split_of_the_fir
     finished = directory.rename(tmp_path / "finished")
     monkeypatch.setattr(stage, "backend", never)
     monkeypatch.setattr(stage, "_harvest_online", lambda recipe, spec: None)
-    holding = f"from pathlib import Path; from drafthead.locks import hold; hold(Path({str(directory)!r}))"
+    holding = f"from pathlib import Path; from drafthead.locks import acquire; acquire(Path({str(directory)!r}))"
     holder = start("-c", f"{holding}; print(flush=True); input()", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with holder as first, ThreadPoolExecutor() as pool:
         first.stdout.readline()
