@@ -205,7 +205,7 @@ def _rounded(value: Any) -> float:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PromotionDecision:
     """Whether the candidate is promoted, why, and its gain in acceptance length by workload, in tokens."""
 
     promoted: bool
@@ -218,12 +218,12 @@ class Verdict:
         return {name: {k: round(v, 3) for k, v in asdict(gain).items()} for name, gain in known.items()}
 
 
-def decide(served: pd.DataFrame, candidate: pd.DataFrame, worse_by: float) -> Verdict:
+def decide(served: pd.DataFrame, candidate: pd.DataFrame, max_regression: float) -> PromotionDecision:
     """Compare two heads on the same prompts, or on requests that each answered where rows have no prompt_id.
 
     Args:
         served, candidate: rows with prompt_id, category, drafts, accepted (columns.yaml).
-        worse_by: tokens of acceptance length that no workload may lose.
+        max_regression: tokens of acceptance length that no workload may lose.
     """
     paired = "prompt_id" in served
     if paired:
@@ -240,12 +240,14 @@ def decide(served: pd.DataFrame, candidate: pd.DataFrame, worse_by: float) -> Ve
     }
     judged = {name: gain for name, gain in gains.items() if min(map(len, parts[name])) >= FEWEST_PROMPTS}
     if ALL not in judged:
-        return Verdict(False, f"{min(len(served), len(candidate))} prompts decide nothing", gains)
+        return PromotionDecision(False, f"{min(len(served), len(candidate))} prompts decide nothing", gains)
     if not gains[ALL].low > 0:
-        return Verdict(False, f"not resolved better over all: {gains[ALL]:+.2f} tokens", gains)
-    if lost := [f"{name} {found:+.2f} tokens" for name, found in judged.items() if not found.low > -worse_by]:
-        return Verdict(False, f"may be worse by {worse_by} tokens or more on {', '.join(lost)}", gains)
-    return Verdict(True, f"better over all: {gains[ALL]:+.2f} tokens, and on no workload worse by {worse_by}", gains)
+        return PromotionDecision(False, f"not resolved better over all: {gains[ALL]:+.2f} tokens", gains)
+    if lost := [f"{name} {found:+.2f} tokens" for name, found in judged.items() if not found.low > -max_regression]:
+        return PromotionDecision(False, f"may be worse by {max_regression} tokens or more on {', '.join(lost)}", gains)
+    return PromotionDecision(
+        True, f"better over all: {gains[ALL]:+.2f} tokens, and on no workload worse by {max_regression}", gains
+    )
 
 
 def independent_difference(

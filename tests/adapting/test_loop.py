@@ -190,7 +190,7 @@ def test_a_trial_of_responses_longer_than_its_turns_has_longer_ones_and_ends_wit
     assert (reopened(loop).state.turn_s, state.phase) == (30.0, "trial")
     assert state.reference_from > start
     state.reference_from = time.time() - 31
-    assert loop.in_turn() == "tiny-adapt-1"
+    assert loop.head_to_serve() == "tiny-adapt-1"
 
 
 @pytest.mark.parametrize("looping", [SERVED, OWN])
@@ -236,9 +236,9 @@ def test_a_candidate_whose_copies_memory_has_lost_is_trained_anew(loop):
     copies = loop.candidate.prompts_dir.parent
     in_memory(copies)
     assert copies.stat().st_mode & 0o777 == 0o700
-    loop._begin_again()
+    loop._restart_cycle()
     assert (loop.state.phase, loop.state.cycle) == ("compare", 1)
     shutil.rmtree(copies.resolve())
-    loop._begin_again()
+    loop._restart_cycle()
     assert (loop.state.phase, loop.state.cycle) == ("train", 2)
     assert not copies.is_symlink()
