@@ -80,8 +80,8 @@ def time_plain(recipe: Recipe, jobs: Sequence[ShardJob]) -> Taken:
         def read(texts: Iterable[list[int]]) -> None:
             engine.generate([GenerationRequest(ids, 1, 0.0, None) for ids in texts])
 
-        read([ids for _, ids, _ in jobs[0].texts()[:32]])
-        return taken(lambda: [read([ids for _, ids, _ in job.texts()]) for job in jobs])
+        read([sequence.token_ids for sequence in jobs[0].sequences()[:32]])
+        return taken(lambda: [read([sequence.token_ids for sequence in job.sequences()]) for job in jobs])
 
 
 def time_harvest(recipe: Recipe, spec: TargetSpec, jobs: Sequence[ShardJob]) -> Taken:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +21,19 @@ from torch import Tensor
 from drafthead.data.shard import Format, StateSequence, first_teacher_row, write_shard
 from drafthead.target.pieces import TargetHead
 
-# Of a sequence in a shard: the prompt's id, its T token ids and its loss mask, a byte for each of them. Texts go
-# through vLLM's RPC, which takes plain types.
-Text = tuple[str, list[int], bytes]
+
+class SequenceSpec(NamedTuple):
+    """A sequence to be stored in a shard. A tuple, because vLLM's RPC takes plain types only.
+
+    Attributes:
+        id: id of the response.
+        token_ids: T token ids.
+        loss_mask: T bytes, nonzero where the token is learned.
+    """
+
+    id: str
+    token_ids: list[int]
+    loss_mask: bytes
 
 
 class KeptRows(dict[str, list[Tensor]]):
@@ -102,40 +113,42 @@ class ShardWriter:
         self._writing = self._thread.submit(lambda: None)  # the shard before
         self._stream = side_stream(head.device)
 
-    def write(self, path: Path, texts: Sequence[Text], rows: Sequence[Tensor]) -> None:
+    def write(self, path: Path, sequences: Sequence[SequenceSpec], rows: Sequence[Tensor]) -> None:
         """Write a shard in the background, once the one before is on disk.
 
         Args:
             path: of the shard.
-            texts: its sequences, in order.
+            sequences: sequences of the shard, in order.
             rows: (T, C, H) of each in host memory, computed from its tokens; owned by the writer from here on.
 
         Raises:
             ValueError: rows and tokens disagree.
             Exception: whatever an earlier shard's writing raised.
         """
-        for (name, ids, _), captured in zip(texts, rows, strict=True):
-            if tuple(captured.shape[:2]) != (len(ids), self._num_boundaries):
+        for spec, captured in zip(sequences, rows, strict=True):
+            if tuple(captured.shape[:2]) != (len(spec.token_ids), self._num_boundaries):
                 raise ValueError(
-                    f"prompt {name}: captured rows have shape {tuple(captured.shape)}, wanted "
-                    f"({len(ids)} tokens, {self._num_boundaries} boundaries, H)"
+                    f"prompt {spec.id}: captured rows have shape {tuple(captured.shape)}, wanted "
+                    f"({len(spec.token_ids)} tokens, {self._num_boundaries} boundaries, H)"
                 )
         self._writing.result()
-        self._writing = self._thread.submit(self._write, path, texts, rows)
+        self._writing = self._thread.submit(self._write, path, sequences, rows)
 
-    def _write(self, path: Path, texts: Sequence[Text], rows: Sequence[Tensor]) -> None:
+    def _write(self, path: Path, sequences: Sequence[SequenceSpec], rows: Sequence[Tensor]) -> None:
         if not path.exists():  # another worker may have been given the same shard, and published it already
-            sequences = [self._sequence(*text, captured) for text, captured in zip(texts, rows, strict=True)]
-            write_shard(path, sequences, self._num_layers, self._format)
+            captured = [self._captured(*pair) for pair in zip(sequences, rows, strict=True)]
+            write_shard(path, captured, self._num_layers, self._format)
 
-    def _sequence(self, name: str, ids: list[int], loss_mask: bytes, rows: Tensor) -> StateSequence:
-        mask = torch.tensor(list(loss_mask), dtype=torch.uint8)
+    def _captured(self, spec: SequenceSpec, rows: Tensor) -> StateSequence:
+        mask = torch.tensor(list(spec.loss_mask), dtype=torch.uint8)
         first = first_teacher_row(mask)
         last_hidden = rows[first:, -1].contiguous()
         with on_side_stream(self._stream):
             argmax, lse = self._head.stats(last_hidden)
         aux = {layer_id: rows[:, column] for column, layer_id in enumerate(self._aux_layer_ids)}
-        return StateSequence(name, torch.tensor(ids, dtype=torch.int32), mask, aux, last_hidden, argmax, lse)
+        return StateSequence(
+            spec.id, torch.tensor(spec.token_ids, dtype=torch.int32), mask, aux, last_hidden, argmax, lse
+        )
 
     def finish(self) -> None:
         """Wait until everything is on disk; raises whatever the writing raised."""

@@ -276,11 +276,11 @@ def transformers_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator[Any]:
     module = nn.Module.to(model, device).eval()
 
     def make(job: ShardJob, bar: tqdm) -> None:
-        texts, rows = job.texts(), []
-        for _, ids, _ in texts:
-            rows.append(capture(module, ids, boundaries).cpu())
+        sequences, rows = job.sequences(), []
+        for sequence in sequences:
+            rows.append(capture(module, sequence.token_ids, boundaries).cpu())
             bar.update(1)
-        writer.write(job.path, texts, rows)
+        writer.write(job.path, sequences, rows)
 
     try:
         yield SimpleNamespace(make=make, finish=writer.finish)

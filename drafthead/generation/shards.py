@@ -18,7 +18,7 @@ from drafthead.config import Recipe
 from drafthead.data.responses import Response, ResponseRows, loss_mask, read_parts
 from drafthead.data.shard import open_checked, shard_path
 from drafthead.engine.running import unwritten
-from drafthead.engine.shard_writer import Text
+from drafthead.engine.shard_writer import SequenceSpec
 from drafthead.progress import progress_bar
 from drafthead.target.spec import TargetSpec, target_identity
 
@@ -55,15 +55,16 @@ class ShardJob:
     @property
     def loss_tokens(self) -> int:
         """Tokens that are learned."""
-        return sum(len(mask) - mask.count(0) for *_, mask in self.texts())
+        return sum(len(spec.loss_mask) - spec.loss_mask.count(0) for spec in self.sequences())
 
-    def texts(self) -> list[Text]:
-        """Id, token ids and loss mask of each sequence."""
-        texts = []
+    def sequences(self) -> list[SequenceSpec]:
+        """The sequences of the shard, in order."""
+        sequences = []
         for r in self.responses:
             pieces = r.prompt_ids, r.response_ids, r.continuation_ids
-            texts.append((r.id, [*chain(*pieces)], loss_mask(pieces, r.turn, self.learned_share).tobytes()))
-        return texts
+            mask = loss_mask(pieces, r.turn, self.learned_share)
+            sequences.append(SequenceSpec(r.id, [*chain(*pieces)], mask.tobytes()))
+        return sequences
 
 
 def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:

@@ -7,15 +7,15 @@ import torch
 
 from drafthead.data.shard import shard_path
 from drafthead.engine.shard_writer import KeptRows
-from tests.engine.shards import as_texts, writer_of
+from tests.engine.shards import sequence_specs, writer_of
 
 
 def test_an_error_on_the_thread_reaches_the_caller_and_the_engines_threads_stay(tmp_path: Path):
     before = torch.get_num_threads()
     writer, path = writer_of(2), shard_path(tmp_path, 0)
     with pytest.raises(ValueError, match=r"0-0.*\(3, 2, 4\).*\(2 tokens, 2 boundaries, H\)"):
-        writer.write(path, as_texts(0, [[1, 2]]), [torch.randn(3, 2, 4)])
-    writer.write(path, as_texts(0, [[1, 2, 3]]), [torch.randn(3, 2, 5)])  # lm_head reads states of 4
+        writer.write(path, sequence_specs(0, [[1, 2]]), [torch.randn(3, 2, 4)])
+    writer.write(path, sequence_specs(0, [[1, 2, 3]]), [torch.randn(3, 2, 5)])  # lm_head reads states of 4
     with pytest.raises(RuntimeError, match="size of tensor|must match"):
         writer.finish()
     writer.close()
