@@ -216,7 +216,7 @@ class Drafter:
         found = [scored.any(0).nonzero()[:, 0]]
         for k in range(1, len(scored)):
             deeper = found[0] if self.whole_blocks else scored[k:].any(0).nonzero()[:, 0]
-            found.append(deeper if len(deeper) else found[-1][:1])  # no kernel is given nothing
+            found.append(deeper if len(deeper) else found[-1][:1])  # keep one row: kernels reject empty inputs
         return tuple(found) if sum(map(len, found)) < _NEARLY_ALL * scored.numel() else ()
 
     def position_weights(self) -> Tensor:

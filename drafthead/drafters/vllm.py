@@ -434,7 +434,7 @@ def check_tensor_files(directory: Path) -> dict[str, Path]:
 
 
 def check_files(directory: Path, spec: TargetSpec) -> None:
-    """Refuse somebody's head that was made for another target, or whose files are damaged, before an engine starts.
+    """Refuse a head that was made for another target, or whose files are damaged, before an engine starts.
 
     Engines find the same defects, after their start and at the end of a hundred lines of another program's stack.
 

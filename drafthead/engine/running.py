@@ -191,7 +191,7 @@ def _taken(take: Callable[[], Job]) -> Iterator[Job]:
 
 
 def _make(task: Task, jobs: Iterator[Job], bar: tqdm) -> None:
-    """Make the files that nobody else has made; without a job no engine starts."""
+    """Run the jobs whose output is missing; no engine starts where there is none."""
     if (first := next(jobs, None)) is not None:
         with task.start() as worker:
             for job in chain([first], jobs):

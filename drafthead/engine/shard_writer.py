@@ -71,8 +71,8 @@ def on_side_stream(stream: torch.cuda.Stream | None, rows: Tensor | None = None)
     """Inside, work is queued on a side stream behind what the engine has queued, and nothing waits for it.
 
     Args:
-        stream: from `side_stream`.
-        rows: that it reads; their memory is not given to somebody else before it is done.
+        stream: side stream from `side_stream`.
+        rows: tensor that the stream reads; its memory is not reused before the stream is done with it.
     """
     if stream is not None:
         stream.wait_stream(torch.cuda.current_stream(stream.device))

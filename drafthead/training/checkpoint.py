@@ -205,8 +205,8 @@ def _nothing_runs(path: Path) -> Iterator[None]:
         found = re.search(r"WeightsUnpickler error: (.+?)(?: was not an allowed|$)", str(error), re.MULTILINE)
         reason = found[1] if found else str(error).partition("\n")[0]
         raise ArtifactError(
-            f"{path} holds more than the state of a training run, and is not loaded ({reason}); somebody changed it: "
-            "delete it to resume from an older checkpoint"
+            f"{path} contains objects other than DeepSpeed state and was not loaded ({reason}); it was modified after "
+            "it was written: delete it to resume from an older checkpoint"
         ) from error
 
 
@@ -241,7 +241,7 @@ def retain(run_dir: Path, keep: int, state: TrainState) -> None:
         if path != checkpoint_dir(run_dir, state.best_step):
             # Out of sight first: killed while it is deleted, it would look like a damaged checkpoint.
             delete_folder(path.rename(path.with_name(f".{path.name}.old")))
-            sync(path.parent)  # in a run that is complete nobody would delete it once more
+            sync(path.parent)  # a complete run is not opened again, so a lost deletion would stay
 
 
 def remove_leftovers(run_dir: Path) -> None:

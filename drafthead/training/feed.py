@@ -29,7 +29,7 @@ class Feed:
     """A whole store: all states are there, and stay."""
 
     def wants_checkpoint(self, step: int) -> bool:
-        """Whether a checkpoint before this step would let somebody go on; every rank asks."""
+        """Whether a checkpoint before this step would unblock the harvester or this trainer; every rank asks."""
         return False
 
     def wait(self, step: int) -> None:
