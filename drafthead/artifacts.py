@@ -129,21 +129,21 @@ def unclaim(directory: Path) -> None:
 
 
 def _claimed(directory: Path, identity: dict[str, Any], thinned: bool) -> bool:
-    wanted, path = json.loads(json.dumps(identity)), directory / IDENTITY
+    expected, path = json.loads(json.dumps(identity)), directory / IDENTITY
     # One listing: another process may claim the directory and fill it between two looks.
     names = [p.name for p in directory.iterdir() if not p.name.startswith(".")] if directory.exists() else []
     if not names:
-        write_json(path, wanted)
+        write_json(path, expected)
         return False
     if IDENTITY not in names:
         raise ArtifactError(
             f"{directory} holds files that no stage has claimed ({_some(sorted(names))}); "
             "move them away or choose another name in the recipe"
         )
-    found = read_json(path)
-    if found != wanted:
+    stored = read_json(path)
+    if stored != expected:
         raise ArtifactError(
-            f"{directory} was made from something else:\n{describe_difference(found, wanted)}\n"
+            f"{directory} was made from something else:\n{describe_difference(stored, expected)}\n"
             f"delete {directory}, or give the recipe another name (name=...)"
         )
     _remove_leftovers(directory)
@@ -270,8 +270,8 @@ def verify_files(directory: Path) -> list[str]:
     """
     manifest = read_manifest(directory)
     lost = lost_files(directory, manifest)
-    found = file_entries(directory, [name for name in manifest["files"] if name not in lost])
-    return [name for name, listed in manifest["files"].items() if found.get(name) != listed]
+    entries = file_entries(directory, [name for name in manifest["files"] if name not in lost])
+    return [name for name, listed in manifest["files"].items() if entries.get(name) != listed]
 
 
 def _some(names: list[str]) -> str:
@@ -284,16 +284,16 @@ def reference(manifest: dict[str, Any]) -> str:
     return digest({"identity": manifest["identity"], "files": contents})
 
 
-def describe_difference(found: Any, wanted: Any, key: str = "") -> str:
+def describe_difference(actual: Any, expected: Any, key: str = "") -> str:
     """One line per value that differs, as `  key: found ... , wanted ...`."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
+    if isinstance(actual, dict) and isinstance(expected, dict):
         lines = [
-            describe_difference(found.get(name), wanted.get(name), f"{key}.{name}" if key else name)
-            for name in sorted({*found, *wanted})
-            if found.get(name) != wanted.get(name)
+            describe_difference(actual.get(name), expected.get(name), f"{key}.{name}" if key else name)
+            for name in sorted({*actual, *expected})
+            if actual.get(name) != expected.get(name)
         ]
         return "\n".join(lines)
-    return f"  {key}: found {found!r}, wanted {wanted!r}"
+    return f"  {key}: found {actual!r}, wanted {expected!r}"
 
 
 def made_by() -> dict[str, Any]:

@@ -206,9 +206,9 @@ def delete_folder(path: Path) -> None:
         shutil.rmtree(path, onerror=_with_whole_path)
 
 
-def _with_whole_path(_function: object, path: str, found: tuple[Any, Any, Any]) -> NoReturn:
+def _with_whole_path(_function: object, path: str, exc_info: tuple[Any, Any, Any]) -> NoReturn:
     """By itself rmtree names a file relative to a folder that it has open."""
-    raise OSError(found[1].errno, found[1].strerror, path) from found[1]
+    raise OSError(exc_info[1].errno, exc_info[1].strerror, path) from exc_info[1]
 
 
 def make_folder(path: Path) -> None:
@@ -242,4 +242,4 @@ _MARKUP = re.compile(r"[\\`*|~$]|(?<![^\W_])_|_(?![^\W_])|\](?=[(\[:])|^[#>]|^[-
 def in_markdown(text: object) -> str:
     """Foreign text for a table or a list: no markup, no HTML, no formulas, no line breaks."""
     line = " ".join(str(text).splitlines()).strip().replace("&", "&amp;").replace("<", "&lt;")
-    return _MARKUP.sub(lambda found: f"\\{found[0]}", line)
+    return _MARKUP.sub(lambda match: f"\\{match[0]}", line)

@@ -68,8 +68,8 @@ class Control:
         path = folder(recipe) / "server.json"
         if not path.exists():
             return None
-        found = read_json(path)
-        control = cls(Server(found["url"], recipe.name, found["api_key"]), found["key"])
+        record = read_json(path)
+        control = cls(Server(record["url"], recipe.name, record["api_key"]), record["key"])
         return control if control.head() else None
 
     def _request(self, method: str, **options: Any) -> httpx.Response:

@@ -122,23 +122,23 @@ def charts_of(reference: Sequence[Record]) -> dict[str, Chart]:
     Together they raise at most one false alarm in _DAYS on average, at as many requests a day as the reference had.
     """
     large = {name: rows for name, rows in by_workload(reference).items() if len(rows) >= LEAST}
-    kept = {ALL: reference, **(large if len(large) > 1 else {})}  # one workload is all
+    groups = {ALL: reference, **(large if len(large) > 1 else {})}  # one workload is all
     at = [record["at"] for record in reference]  # several servers write segments of their own
     seconds = max(1.0, max(at) - min(at))
-    per_request = _DAYS * DAY_S * len(kept) / seconds
-    charts = {name: make_chart(*_columns(rows), per_request * len(rows)) for name, rows in kept.items()}
+    per_request = _DAYS * DAY_S * len(groups) / seconds
+    charts = {name: make_chart(*_columns(rows), per_request * len(rows)) for name, rows in groups.items()}
     return {name: chart for name, chart in charts.items() if chart}
 
 
 def first_alarm(charts: Mapping[str, Chart], records: Sequence[Record]) -> Alarm | None:
     """The first alarm over the requests since the reference; None where there is none."""
-    found = []
+    alarms = []
     for name, chart in charts.items():
         rows = [r for r in records if name in (ALL, r["workload"])]
         if (places := chart.alarm(*_columns(rows))) is not None:
             seen, began = places
-            found.append(Alarm(name, rows[began]["at"], rows[seen]["at"], seen - began + 1))
-    return min(found, key=lambda alarm: alarm.seen, default=None)
+            alarms.append(Alarm(name, rows[began]["at"], rows[seen]["at"], seen - began + 1))
+    return min(alarms, key=lambda alarm: alarm.seen, default=None)
 
 
 def by_workload(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -243,7 +243,7 @@ def decide(served: pd.DataFrame, candidate: pd.DataFrame, max_regression: float)
         return PromotionDecision(False, f"{min(len(served), len(candidate))} prompts decide nothing", gains)
     if not gains[ALL].low > 0:
         return PromotionDecision(False, f"not resolved better over all: {gains[ALL]:+.2f} tokens", gains)
-    if lost := [f"{name} {found:+.2f} tokens" for name, found in judged.items() if not found.low > -max_regression]:
+    if lost := [f"{name} {gain:+.2f} tokens" for name, gain in judged.items() if not gain.low > -max_regression]:
         return PromotionDecision(False, f"may be worse by {max_regression} tokens or more on {', '.join(lost)}", gains)
     return PromotionDecision(
         True, f"better over all: {gains[ALL]:+.2f} tokens, and on no workload worse by {max_regression}", gains

@@ -192,18 +192,18 @@ class Loop:
         state, first = self.state, drift.REFERENCE
         served = str(self.head_dir(self.served.name))
         rows = [r for r in self.records("counts") if r["drafts"]]
-        own = [r for r in rows if r["head"] == served and r["at"] >= state.reference_from]
+        since_start = [r for r in rows if r["head"] == served and r["at"] >= state.reference_from]
         if state.probation:
             before = str(self.head_dir(state.heads[-2].name))
             rows = [r for r in rows if r["head"] == before and state.alarmed <= r["at"] < self.served.since]
-            reference, later, enough = rows[-first:], own[:first], drift.LEAST
+            reference, later, enough = rows[-first:], since_start[:first], drift.LEAST
         else:
-            if not state.reference and len(own) >= first:
-                state.reference = own[:first]
+            if not state.reference and len(since_start) >= first:
+                state.reference = since_start[:first]
                 self.save()
             reference, enough = state.reference, first
             end = max((r["at"] for r in reference), default=math.inf)
-            later = [r for r in own if r["at"] > end]
+            later = [r for r in since_start if r["at"] > end]
         few = len(reference) < enough
         if not few and reference != self._charted[0]:
             self._charted = reference, drift.charts_of(reference)
@@ -262,8 +262,8 @@ class Loop:
         run_script("eval/acceptance.py", [*self._overrides(), "--no-tables"])
         rows = read_acceptance(candidate.results_dir / KIND)
         rows = rows[~rows.prompt_id.isin(rows.prompt_id[rows.repeated > LOOP_LIMIT])]  # whoever's response loops
-        own, served = (rows[rows.method == name] for name in (OWN, SERVED))
-        decision = decide(served, own, self.recipe.adapt.max_regression)
+        candidate_rows, served_rows = (rows[rows.method == name] for name in (OWN, SERVED))
+        decision = decide(served_rows, candidate_rows, self.recipe.adapt.max_regression)
         if decision.promoted and self.recipe.adapt.trial_requests:
             state.phase, state.turn_s = "trial", TURN_S
             self._compare_from_now()
@@ -272,15 +272,15 @@ class Loop:
             self._judge(decision)
 
     def _trial(self) -> None:
-        wanted, start = max(self.recipe.adapt.trial_requests, FEWEST_PROMPTS), self.state.reference_from
+        enough, start = max(self.recipe.adapt.trial_requests, FEWEST_PROMPTS), self.state.reference_from
         since = [r for r in self.records("counts") if r["at"] >= start and r["drafts"]]
         sides = [
             [r | {"category": r["workload"]} for r in since if r["head"] == str(self.head_dir(name))]
             for name in (self.served.name, self.candidate.name)
         ]
-        if min(map(len, sides)) >= wanted:
+        if min(map(len, sides)) >= enough:
             self._judge(decide(pd.DataFrame(sides[0]), pd.DataFrame(sides[1]), self.recipe.adapt.max_regression))
-        elif sum(r["head"] == MIXED for r in since) > 10 * wanted:  # responses take longer than turns
+        elif sum(r["head"] == MIXED for r in since) > 10 * enough:  # responses take longer than turns
             self.state.turn_s *= 2
             self._compare_from_now()
             self.save()

@@ -77,23 +77,23 @@ def _comparable(tokenizer: Any, special: set[int], ids: Sequence[int], number: i
 
 def _held_out(captured: Sequence[Record], known: set[str]) -> list[Record]:
     """The newest of each workload that no head has seen, each prompt once; workloads of one or two requests are one."""
-    found, groups = list[Record](), by_workload(captured)
+    held_out, groups = list[Record](), by_workload(captured)
     small = [name for name, rows in groups.items() if not round(_HELD_OUT * len(rows))]
     pooled = [record for name in small for record in groups.pop(name)]
     groups[REST] = groups.get(REST, []) + pooled
     for rows in groups.values():
-        wanted, ids = min(_MOST_HELD_OUT, round(_HELD_OUT * len(rows))), set(known)
+        remaining, ids = min(_MOST_HELD_OUT, round(_HELD_OUT * len(rows))), set(known)
         for record in sorted(rows, key=lambda r: -r["at"]):
-            if wanted and (key := prompt_id((), record["prompt_ids"])) not in ids:
+            if remaining and (key := prompt_id((), record["prompt_ids"])) not in ids:
                 ids.add(key)
-                found.append(record)
-                wanted -= 1
-    return found
+                held_out.append(record)
+                remaining -= 1
+    return held_out
 
 
 def _first_training(recipe: Recipe) -> list[Record]:
     """What the first head was trained on, like captured requests; nothing where its responses are gone."""
     directory = recipe.responses_dir("train")
     parts = read_parts(directory).values() if (directory / MANIFEST).exists() else ()
-    found = chain.from_iterable(parts)
-    return [{"prompt_ids": r.prompt_ids, "response_ids": r.response_ids, "workload": r.category} for r in found]
+    responses = chain.from_iterable(parts)
+    return [{"prompt_ids": r.prompt_ids, "response_ids": r.response_ids, "workload": r.category} for r in responses]

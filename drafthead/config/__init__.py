@@ -53,12 +53,12 @@ def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequen
         raise ValueError(_readable(path, error)) from error
 
 
-def _drop_other_drafters(values: Any, given: list[str]) -> None:
+def _drop_other_drafters(values: Any, override_keys: list[str]) -> None:
     """Leave out what the file, or the command line before its `head.type`, says of another drafter."""
-    chosen = "head.type" in given and isinstance(values["head"], dict)
+    chosen = "head.type" in override_keys and isinstance(values["head"], dict)
     section = section_of(values["head"].get("type")) if chosen else None
     if section is not None:
-        since = given[given.index("head.type") :]
+        since = override_keys[override_keys.index("head.type") :]
         strange = [key for key in values["head"] if key not in section.model_fields and f"head.{key}" not in since]
         for key in strange:
             del values["head"][key]

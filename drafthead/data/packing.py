@@ -138,11 +138,11 @@ def plan_stream(
     draws = 1 + max((window.draw for window in windows), default=0)
     stream: list[list[Window]] = []
     for epoch in range(epochs):
-        own = [window for window in windows if window.draw == epoch % draws]
-        documents = [window.document for window in own]
+        epoch_windows = [window for window in windows if window.draw == epoch % draws]
+        documents = [window.document for window in epoch_windows]
         for group, members in enumerate(states.groups):
             start, stop = bisect_left(documents, members.start), bisect_left(documents, members.stop)
-            batches = plan_epoch(own[start:stop], budget, seed, epoch, group)
+            batches = plan_epoch(epoch_windows[start:stop], budget, seed, epoch, group)
             offset = epoch * states.epoch_stride
             for batch in leveled(batches, per_step, -len(stream) % per_step, seed):
                 moved = [replace(w, document=w.document + offset) for w in batch] if offset else batch
@@ -167,12 +167,12 @@ def leveled(batches: list[list[Window]], per_step: int, first: int, seed: int) -
         return batches
     generator = np.random.default_rng((seed, len(batches)))
     end = first + (len(batches) - first) // per_step * per_step
-    found = batches[:first]
+    reordered = batches[:first]
     for start in range(first, end, _POOL * per_step):
         pool = sorted(batches[start : min(start + _POOL * per_step, end)], key=cost)
         for step in generator.permutation(len(pool) // per_step).tolist():
-            found += pool[step * per_step : (step + 1) * per_step]
-    return found + batches[max(end, first) :]
+            reordered += pool[step * per_step : (step + 1) * per_step]
+    return reordered + batches[max(end, first) :]
 
 
 def cost(batch: Sequence[Window]) -> int:

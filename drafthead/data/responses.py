@@ -215,9 +215,9 @@ def loss_mask(pieces: Sequence[Sequence[int] | np.ndarray], turn: int, learned_s
     Of a conversation that is generated turn by turn, the first turn's prompt is learned alone: what a later one repeats
     is learned already.
     """
-    prompt, *others = map(len, pieces)
+    prompt, *following = map(len, pieces)
     learned = round(learned_share * prompt) if turn == 0 else 0
-    return np.array([0, LEARNED_PROMPT, 1, 0], np.uint8).repeat([prompt - learned, learned, *others])
+    return np.array([0, LEARNED_PROMPT, 1, 0], np.uint8).repeat([prompt - learned, learned, *following])
 
 
 def _parts(directory: Path) -> list[Path]:

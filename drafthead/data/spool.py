@@ -107,9 +107,9 @@ class Spool:
             `total` only when no other harvester is still writing: if it were killed, its shard would be claimed here.
         """
         while True:
-            others = self.in_work() - mine
-            index = self.demand(mine | others)
-            if index == self.total and max(others, default=-1) >= self.first_needed():
+            claimed_elsewhere = self.in_work() - mine
+            index = self.demand(mine | claimed_elsewhere)
+            if index == self.total and max(claimed_elsewhere, default=-1) >= self.first_needed():
                 return None
             if index is None or index == self.total:
                 return index
@@ -125,15 +125,15 @@ class Spool:
 
     def in_work(self) -> set[int]:
         """Indices that a living harvester has claimed; claims of killed ones go."""
-        found = set()
+        indices = set()
         for path in self.directory.glob(_lock("*")):
             try:
                 locks.acquire(self.directory, path.name, timeout_s=0)
             except locks.InUseError:
-                found.add(int(path.stem.removeprefix(".shard-")))
+                indices.add(int(path.stem.removeprefix(".shard-")))
             else:
                 locks.release(self.directory, path.name)
-        return found
+        return indices
 
 
 def _lock(index: int | str) -> str:

@@ -213,11 +213,11 @@ class Drafter:
         Args:
             scored: (K, R) bool, rows of a packed batch that carry loss.
         """
-        found = [scored.any(0).nonzero()[:, 0]]
+        rows = [scored.any(0).nonzero()[:, 0]]
         for k in range(1, len(scored)):
-            deeper = found[0] if self.whole_blocks else scored[k:].any(0).nonzero()[:, 0]
-            found.append(deeper if len(deeper) else found[-1][:1])  # keep one row: kernels reject empty inputs
-        return tuple(found) if sum(map(len, found)) < _NEARLY_ALL * scored.numel() else ()
+            deeper = rows[0] if self.whole_blocks else scored[k:].any(0).nonzero()[:, 0]
+            rows.append(deeper if len(deeper) else rows[-1][:1])  # keep one row: kernels reject empty inputs
+        return tuple(rows) if sum(map(len, rows)) < _NEARLY_ALL * scored.numel() else ()
 
     def position_weights(self) -> Tensor:
         """(K,) float64 weight of the mean loss at each draft position; by itself all alike."""

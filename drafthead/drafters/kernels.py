@@ -128,9 +128,9 @@ def merge_kernel(
         v = tl.load(values[j] + pair, mask=has_lane, other=0.0).to(tl.float32)
         score = tl.sum(q * k[None], 1)
         higher = tl.maximum(peak, score)
-        kept, added = tl.exp(peak - higher), tl.exp(score - higher)
-        mixed = mixed * kept[:, None] + added[:, None] * v[None]
-        total = total * kept + added
+        decay, added = tl.exp(peak - higher), tl.exp(score - higher)
+        mixed = mixed * decay[:, None] + added[:, None] * v[None]
+        total = total * decay + added
         peak = higher
     tl.store(out + place, mixed / total[:, None], mask=inside)
     tl.store(lse + of_head, peak + tl.log(total), mask=has_head)

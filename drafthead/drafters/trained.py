@@ -74,9 +74,9 @@ class Checkpoint:
         if recipe.head.coverage is not None:
             described["draft_vocab_size"] = head["draft_vocab_size"]
         trained_on, target = target_names(self.run["target"], recipe, spec)
-        found = {"head": described, "target": target, "target.aux_layer_ids": list(recipe.target.aux_layer_ids)}
-        wanted = {"head": head, "target": trained_on, "target.aux_layer_ids": list(self.aux_layer_ids)}
-        return artifacts.describe_difference(found, wanted)
+        actual = {"head": described, "target": target, "target.aux_layer_ids": list(recipe.target.aux_layer_ids)}
+        expected = {"head": head, "target": trained_on, "target.aux_layer_ids": list(self.aux_layer_ids)}
+        return artifacts.describe_difference(actual, expected)
 
     def shape(self, spec: TargetSpec) -> DraftShape:
         """The head's shape as the run trained it, whatever the recipe says today."""

@@ -138,15 +138,15 @@ class HeadFiles(ABC):
                 f"hidden size {spec.hidden_size}: give the target that this head was trained for"
             )
         sizes = {"hidden_size": spec.hidden_size, "target_hidden_size": spec.hidden_size, "vocab_size": spec.vocab_size}
-        for key, wanted in {**sizes, **_FIXED}.items():
-            if served[key] != wanted:
-                raise ValueError(f"the head has {key}={served[key]!r}; a head for {spec.name} has {wanted!r}")
+        for key, expected in {**sizes, **_FIXED}.items():
+            if served[key] != expected:
+                raise ValueError(f"the head has {key}={served[key]!r}; a head for {spec.name} has {expected!r}")
         fields = {"num_layers": "num_hidden_layers", **{name: name for name in _ALIKE}, **self.OWN}
         head = parse_head({"type": self.TYPE, **{field: served[key] for field, key in fields.items()}})
         # A head made elsewhere rotates and norms as its own config says, whatever the target's does.
-        own = {key: served[key] for key in ("rms_norm_eps", "max_position_embeddings")}
+        head_values = {key: served[key] for key in ("rms_norm_eps", "max_position_embeddings")}
         rope = imported_rope(self.plain_form(config))
-        return replace(draft_shape(head, spec, ids), **own, rope_parameters=rope), tuple(ids)
+        return replace(draft_shape(head, spec, ids), **head_values, rope_parameters=rope), tuple(ids)
 
     def exported_tensors(
         self, weights: dict[str, Tensor], shape: DraftShape, dtype: str, layout: str = "vllm"
@@ -156,8 +156,8 @@ class HeadFiles(ABC):
         d2t and t2d are left out where the head proposes the target's whole vocabulary: vLLM refuses them there.
         """
         whole = shape.head.draft_vocab_size == shape.vocab_size
-        kept = {name: tensor for name, tensor in weights.items() if not (whole and name in ("d2t", "t2d"))}
-        return {name: t.to(getattr(torch, dtype)) if t.is_floating_point() else t for name, t in kept.items()}
+        exported = {name: tensor for name, tensor in weights.items() if not (whole and name in ("d2t", "t2d"))}
+        return {name: t.to(getattr(torch, dtype)) if t.is_floating_point() else t for name, t in exported.items()}
 
     def checkpoint_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """A file's tensors, of any layout, under the names of a checkpoint and without copies of the target.
@@ -233,8 +233,8 @@ def refuse_other(config: Config, **supported: object) -> None:
         ValueError: naming the key and both values.
     """
     for key, value in supported.items():
-        if (found := config.get(key, value)) != value:
-            raise ValueError(f"the head has {key}={found}, supported is {value}: {_MEASURE}")
+        if (stated := config.get(key, value)) != value:
+            raise ValueError(f"the head has {key}={stated}, supported is {value}: {_MEASURE}")
 
 
 def _served_window(config: Config) -> int | None:
@@ -264,13 +264,13 @@ def check_config(config: Config, shape: DraftShape, aux_layer_ids: tuple[int, ..
     files = drafter_of(shape.head).vllm
     plain, served = files.plain_config(shape, aux_layer_ids, "bfloat16"), files.served_values(config)
     nested = {f"{outer}.{key}": v for outer, of in plain.items() if isinstance(of, dict) for key, v in of.items()}
-    wanted = {key: {**plain, **nested}.get(key) for key in served}
-    wanted["rope_parameters"] = served_decoder(plain)["rope_parameters"]
-    wanted["max_position_embeddings"] = max(served["max_position_embeddings"], positions)
-    if served != wanted:
+    trained = {key: {**plain, **nested}.get(key) for key in served}
+    trained["rope_parameters"] = served_decoder(plain)["rope_parameters"]
+    trained["max_position_embeddings"] = max(served["max_position_embeddings"], positions)
+    if served != trained:
         raise ValueError(
             f"vLLM would not serve the head that was trained at {positions} positions (engine.max_model_len); found in "
-            f"config.json, wanted:\n{describe_difference(served, wanted)}"
+            f"config.json, wanted:\n{describe_difference(served, trained)}"
         )
 
 
@@ -285,9 +285,9 @@ def check_tensors(weights: dict[str, Tensor], shape: DraftShape) -> None:
     Raises:
         ValueError: a tensor is missing, unknown, of another shape, not finite, or d2t and t2d disagree.
     """
-    wanted = expected_shapes(shape)
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    problems = [describe_difference(found, wanted)] if found != wanted else []
+    expected = expected_shapes(shape)
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    problems = [describe_difference(shapes, expected)] if shapes != expected else []
     problems += [f"  {name}: has values that are not finite" for name, t in weights.items() if not t.isfinite().all()]
     if not problems and not torch.equal(_target_ids(weights["d2t"]), weights["t2d"].nonzero()[:, 0]):
         problems = ["  d2t maps to other target tokens than those of t2d"]
@@ -341,16 +341,16 @@ def _split(tensors: dict[str, Tensor], shape: DraftShape) -> dict[str, Tensor]:
         "qkv_proj": {"q_proj": query, "k_proj": kv, "v_proj": kv},
         "gate_up_proj": {"gate_proj": head.intermediate_size, "up_proj": head.intermediate_size},
     }
-    found: dict[str, Tensor] = {}
+    split: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         parts = next((parts for part, parts in fused.items() if f".{part}." in name), {})
         if not parts or len(tensor) != sum(parts.values()):
-            found[name] = tensor
+            split[name] = tensor
             continue
         module, _, kind = name.rpartition(".")
         for part, rows in zip(parts, tensor.split(list(parts.values())), strict=True):
-            found[f"{module.rpartition('.')[0]}.{part}.{kind}"] = rows
-    return found
+            split[f"{module.rpartition('.')[0]}.{part}.{kind}"] = rows
+    return split
 
 
 def _same_but_for_rounding(mine: Tensor, target: Tensor) -> bool:
@@ -376,12 +376,12 @@ def _mapped_ids(d2t: Tensor, t2d: Tensor | None, vocab_size: int) -> Tensor:
     """
     ids, mapped = _whole_numbers(d2t), _target_ids(d2t)
 
-    def is_map(found: Tensor) -> bool:
-        within = len(found) == 0 or (int(found.min()) >= 0 and int(found.max()) < vocab_size)
-        return within and len(found.unique()) == len(found)
+    def is_map(candidate: Tensor) -> bool:
+        within = len(candidate) == 0 or (int(candidate.min()) >= 0 and int(candidate.max()) < vocab_size)
+        return within and len(candidate.unique()) == len(candidate)
 
-    def is_of_t2d(found: Tensor) -> bool:
-        return t2d is not None and torch.equal(found.sort().values, t2d.nonzero()[:, 0])
+    def is_of_t2d(candidate: Tensor) -> bool:
+        return t2d is not None and torch.equal(candidate.sort().values, t2d.nonzero()[:, 0])
 
     if is_map(ids) and (not is_map(mapped) or (is_of_t2d(ids) and not is_of_t2d(mapped))):
         log.warning("d2t of the head holds ids where engines read offsets, as the rest of the file shows: taken as ids")
@@ -445,12 +445,12 @@ def check_files(directory: Path, spec: TargetSpec) -> None:
     with reading_external(directory / "config.json", _AGAIN):
         plain = config | config.get("transformer_layer_config", {})  # whatever the algorithm
     hidden = plain.get("target_hidden_size") or plain.get("hidden_size")
-    found = {"hidden_size": hidden, "vocab_size": plain.get("vocab_size")}
-    wanted = {key: value and getattr(spec, key) for key, value in found.items()}  # what is not stated cannot differ
-    if found != wanted:
+    stated = {"hidden_size": hidden, "vocab_size": plain.get("vocab_size")}
+    expected = {key: value and getattr(spec, key) for key, value in stated.items()}  # what is not stated cannot differ
+    if stated != expected:
         raise ValueError(
             f"{directory} is a head for another target than {spec.name}; give the head that was made for target.path:\n"
-            + describe_difference(found, wanted)
+            + describe_difference(stated, expected)
         )
     if "d2t" in files:
         with safe_open(files["d2t"], framework="pt") as file:

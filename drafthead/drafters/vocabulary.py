@@ -75,8 +75,8 @@ def size_for_coverage(counts: Tensor, share: float, required: Tensor) -> int:
     optional = counts.clone()
     optional[required] = 0
     # Covered by the required tokens and the n most frequent others, n = 0, 1, ...
-    others = torch.cat([optional.new_zeros(1), optional.sort(descending=True).values.cumsum(0)])
-    covered = counts[required].sum() + others
+    most_frequent = torch.cat([optional.new_zeros(1), optional.sort(descending=True).values.cumsum(0)])
+    covered = counts[required].sum() + most_frequent
     needed = required.shape[0] + int((covered.double() < share * total * (1 - 1e-9)).sum())
     return min(-(-needed // _MULTIPLE) * _MULTIPLE, counts.shape[0])
 

@@ -404,9 +404,9 @@ async def _watch(session: aiohttp.ClientSession, samples: list[EngineSample], be
                 page = await response.text()
         except aiohttp.ClientError:  # the requests say that the server is gone
             return
-        found = parse_metrics(page)
-        if "vllm:num_requests_running" not in found:
+        counters = parse_metrics(page)
+        if "vllm:num_requests_running" not in counters:
             return
-        counts = (int(found[f"vllm:num_requests_{which}"]) for which in ("running", "waiting"))
+        counts = (int(counters[f"vllm:num_requests_{which}"]) for which in ("running", "waiting"))
         samples.append(EngineSample(time.perf_counter() - begun, *counts))
         await asyncio.sleep(_SAMPLE_S)

@@ -131,11 +131,11 @@ def needs_one_cache_group(recipe: Recipe, head: str | None) -> bool:
     def kinds(config: Mapping[str, Any]) -> Counter[tuple[int, int, int]]:
         """Layers by heads on one GPU, their size, and window."""
         queries = config["num_attention_heads"]
-        own = max((config.get("num_key_value_heads") or queries) // recipe.engine.tensor_parallel_size, 1)
+        kv_heads = max((config.get("num_key_value_heads") or queries) // recipe.engine.tensor_parallel_size, 1)
         size = config.get("head_dim") or config["hidden_size"] // queries
         layers = config.get("layer_types") or ["full_attention"] * config.get("num_hidden_layers", 0)
         window = config.get("sliding_window") or 0
-        return Counter((own, size, window if kind == "sliding_attention" else 0) for kind in layers)
+        return Counter((kv_heads, size, window if kind == "sliding_attention" else 0) for kind in layers)
 
     drafts = kinds(draft)
     together = kinds(target) + drafts

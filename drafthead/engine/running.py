@@ -107,13 +107,13 @@ def runner(args: argparse.Namespace, recipe: Recipe, alone: bool = False) -> Run
     return run_here if workers == 1 else partial(run_on_node, workers=workers)
 
 
-def node_engines(gpus: int, wanted: int | None = None) -> int:
+def node_engines(gpus: int, workers: int | None = None) -> int:
     """Engines of so many GPUs each that this machine has room for, 1 without a GPU; or as many as are wanted."""
-    if wanted is None:
+    if workers is None:
         return max(1, torch.cuda.device_count() // gpus)  # asks NVML: CUDA is not initialised before engines start
-    if wanted < 1:
-        raise ValueError(f"--workers {wanted} does no work; give 1 or more, or leave it out")
-    return wanted
+    if workers < 1:
+        raise ValueError(f"--workers {workers} does no work; give 1 or more, or leave it out")
+    return workers
 
 
 def run_here(task: Task, jobs: Sequence[Job]) -> None:

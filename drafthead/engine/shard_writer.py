@@ -52,11 +52,11 @@ class KeptRows(dict[str, list[Tensor]]):
             ValueError: other rows were captured than the sequence's.
         """
         rows = self.pop(name, [])
-        found = sum(len(part) for part in rows)
-        if found != num_tokens:
+        num_captured = sum(len(part) for part in rows)
+        if num_captured != num_tokens:
             raise ValueError(
-                f"{name}: states of {found} tokens were captured for a sequence of {num_tokens}; this vLLM computes or "
-                "orders steps differently, set states.backend=transformers"
+                f"{name}: states of {num_captured} tokens were captured for a sequence of {num_tokens}; this vLLM "
+                "computes or orders steps differently, set states.backend=transformers"
             )
         return torch.cat(rows)
 

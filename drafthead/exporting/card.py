@@ -116,10 +116,10 @@ def push_head(directory: Path, repo: str, public: bool = False) -> str:
 
 def _ancestors(run: dict[str, Any]) -> list[dict[str, Any]]:
     """What the run's weights began with, what that began with, and so on."""
-    found = []
+    ancestors = []
     while run := run.get("started_from") or {}:
-        found.append(run)
-    return found
+        ancestors.append(run)
+    return ancestors
 
 
 def _data(recipe: Recipe, step: int) -> dict[str, Any] | None:

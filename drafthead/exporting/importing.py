@@ -58,8 +58,8 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
         shape, aux_layer_ids = files.describe(config, named, spec, layer_ids_are)
         check_aux_layer_ids(spec, aux_layer_ids)
         # A head trained here rotates and norms as its target does, a public one as its own config says.
-        own = {key: getattr(shape, key) for key in OWN}
-        json.dumps(own, ensure_ascii=False, allow_nan=False).encode()  # as it will be written
+        head_values = {key: getattr(shape, key) for key in OWN}
+        json.dumps(head_values, ensure_ascii=False, allow_nan=False).encode()  # as it will be written
     _check_recipe(recipe, shape.head, aux_layer_ids)
     trained = shape.head.sliding_window
     window = {} if recipe.head.sliding_window == trained else {"trained_window": trained}
@@ -73,7 +73,7 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
         "target": target_identity(recipe, spec),
         "aux_layer_ids": list(aux_layer_ids),
         "head": recipe.head.model_dump(mode="json"),
-        **own,
+        **head_values,
         "num_draft_tokens": recipe.eval.num_draft_tokens,
     }
     if artifacts.begin(recipe.run_dir, RUN, identity, thinned=True, alone=True):

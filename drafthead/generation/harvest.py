@@ -341,8 +341,8 @@ def print_verification(recipe: Recipe) -> bool:
             problems, checked = [p for path in shards for p in verify_shard(path, identity)], "structure and values"
         else:
             problems, checked = verify_store(directory), "checksums, structure and values"
-        found = f"{len(problems)} problems" if problems else "whole"
-        print(f"{split:<10} {len(shards)} shards, {checked}: {found}")
+        outcome = f"{len(problems)} problems" if problems else "whole"
+        print(f"{split:<10} {len(shards)} shards, {checked}: {outcome}")
         for problem in problems:
             print(f"{'':<10} {problem}")
         whole = whole and not problems

@@ -172,25 +172,27 @@ def finish_split(directory: Path) -> None:
     for entry in read_left_out(directory):
         if not entry.flags:
             skipped[entry.reason] += entry.turns
-    kept, drops = rows[~rows.dropped], rows[rows.dropped]
-    if kept.empty:
+    responses, drops = rows[~rows.dropped], rows[rows.dropped]
+    if responses.empty:
         reasons = dict(skipped) | ({DROPPED: len(drops)} if len(drops) else {})
         raise ValueError(f"no {directory.name} prompt has a response: {reasons}; correct it and delete {directory}")
     # A response may have several flags, and one that responses.drop names is enough to drop it.
-    flagged = {flag: {"kept": int(kept[flag].sum()), "dropped": int(drops[flag].sum())} for flag in FLAGS}
-    tokens = {name: int(kept[name].sum()) for name in ("prompt_tokens", "response_tokens")}
-    finish(directory, {"responses": len(kept), "skipped": skipped, "flagged": flagged, "dropped": len(drops)} | tokens)
+    flagged = {flag: {"kept": int(responses[flag].sum()), "dropped": int(drops[flag].sum())} for flag in FLAGS}
+    tokens = {name: int(responses[name].sum()) for name in ("prompt_tokens", "response_tokens")}
+    finish(
+        directory, {"responses": len(responses), "skipped": skipped, "flagged": flagged, "dropped": len(drops)} | tokens
+    )
 
 
 def _response_rows(directory: Path) -> pd.DataFrame:
     """A row for every response, dropped ones included: category, tokens, whether it was dropped, a column per flag."""
-    found: list[tuple] = [
+    records: list[tuple] = [
         (r.category, len(r.prompt_ids), len(r.response_ids), False, r.flags)
         for part in read_parts(directory).values()
         for r in part
     ]
-    found += [(e.category, None, None, True, e.flags) for e in read_left_out(directory) if e.flags]
-    rows = pd.DataFrame(found, columns=["category", "prompt_tokens", "response_tokens", "dropped", "flags"])
+    records += [(e.category, None, None, True, e.flags) for e in read_left_out(directory) if e.flags]
+    rows = pd.DataFrame(records, columns=["category", "prompt_tokens", "response_tokens", "dropped", "flags"])
     return rows.assign(**{flag: [flag in flags for flags in rows["flags"]] for flag in FLAGS})
 
 

@@ -87,8 +87,8 @@ def to_do(jobs: Sequence[ShardJob]) -> list[ShardJob]:
     if len(missing := unwritten(jobs)) == len(jobs):
         return missing
     with ThreadPoolExecutor() as pool:
-        found = progress_bar(len(jobs), "checking", "shard", pool.map(_is_whole, jobs))
-        return [job for job, whole in zip(jobs, found, strict=True) if not whole]
+        are_whole = progress_bar(len(jobs), "checking", "shard", pool.map(_is_whole, jobs))
+        return [job for job, whole in zip(jobs, are_whole, strict=True) if not whole]
 
 
 def _is_whole(job: ShardJob) -> bool:

@@ -131,8 +131,8 @@ def locate(config: PromptSource) -> Located:
         if place.is_file():
             files, place = [place], place.parent
         if not files and not heldout:
-            wanted = ", ".join(entry.files) or "*.jsonl, *.json, *.parquet, *.csv"
-            raise FileNotFoundError(f"prompts: {place} of {config.name} does not exist or has no file like {wanted}")
+            patterns = ", ".join(entry.files) or "*.jsonl, *.json, *.parquet, *.csv"
+            raise FileNotFoundError(f"prompts: {place} of {config.name} does not exist or has no file like {patterns}")
         sums = {str(file.relative_to(place)): sha256_file(file) for file in [*files, *heldout]}
         return Located(config, entry, files, heldout, {"files": sums})
     reason = "it is not on the hub"
@@ -160,8 +160,9 @@ def _snapshot(config: PromptSource, entry: Entry, local_only: bool) -> Located:
     from huggingface_hub import snapshot_download
 
     patterns = [*entry.files, *entry.heldout_files]
-    found = snapshot_download(entry.hub, repo_type="dataset", allow_patterns=patterns, local_files_only=local_only)
-    folder = Path(found)
+    folder = Path(
+        snapshot_download(entry.hub, repo_type="dataset", allow_patterns=patterns, local_files_only=local_only)
+    )
     files, heldout = find(folder, entry.files), find(folder, entry.heldout_files)
     if not files or (entry.heldout_files and not heldout):
         raise FileNotFoundError(f"{folder} has no {' and '.join(patterns)}")
@@ -291,8 +292,8 @@ def read_row(row: Row, name: str) -> Conversation:
             messages, system = parse_messages([{"role": "system", "content": system}, *messages], is_local), None
     was_read = {shape, response_key, "input" if shape == "instruction" else "", "" if system else "system"}
     texts = [message["content"] for message in messages]  # what stands in the chat too is not lost
-    others = [key for key in (*_SHAPES, *_RESPONSES, "system", "input") if key not in was_read and row.get(key)]
-    if is_local and (unread := [key for key in others if row[key] not in texts]):
+    further_keys = [key for key in (*_SHAPES, *_RESPONSES, "system", "input") if key not in was_read and row.get(key)]
+    if is_local and (unread := [key for key in further_keys if row[key] not in texts]):
         raise RowError(f"{' and '.join(unread)} would not be read: a row has one of {', '.join(_SHAPES)}")
     response_ids = row.get("response_ids") if is_local else None
     if response_ids is not None and ids is None:
@@ -428,8 +429,8 @@ def _name(value: Any, repairs: list[str]) -> str | None:
 
 def _need(row: Row, name: str) -> Any:
     if row.get(name) is None:
-        others = f" (or another of {', '.join(_SHAPES)})" if name in _SHAPES else ""
-        raise RowError(f"no column {name}{others}; found: {', '.join(map(str, row)) or 'none'}")
+        alternatives = f" (or another of {', '.join(_SHAPES)})" if name in _SHAPES else ""
+        raise RowError(f"no column {name}{alternatives}; found: {', '.join(map(str, row)) or 'none'}")
     return row[name]
 
 

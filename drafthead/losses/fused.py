@@ -118,12 +118,12 @@ def head_loss(
 @torch.no_grad()
 def first_drafts(rows: HeadRows, weight: Tensor) -> Tensor:
     """(M,) `predictions` of `head_loss`, without a loss; `weight` (D, H)."""
-    found = torch.full((len(rows.states),), -1, device=rows.states.device)
+    predictions = torch.full((len(rows.states),), -1, device=rows.states.device)
     chunks = (rows.chunks or chunk_rows(rows.teacher, len(rows.counts), rows.states.device.type)).split()
     buffer = _buffer([chosen for _, chosen, _ in chunks], weight, torch.promote_types(rows.states.dtype, torch.float32))
     for _, chosen, _ in chunks:
-        found[chosen] = objectives.argmax(_product(rows.states[chosen], weight.T, buffer))
-    return found
+        predictions[chosen] = objectives.argmax(_product(rows.states[chosen], weight.T, buffer))
+    return predictions
 
 
 class _FusedHeadLoss(torch.autograd.Function):

@@ -93,8 +93,8 @@ class EngineMemory:
 
     def cache_bytes(self, tokens: float) -> int:
         """Of one sequence, on each GPU of the engine; a layer with a window keeps no more than that."""
-        kept = (self._layers - self._windowed) * tokens + self._windowed * min(tokens, self._window)
-        return int(kept * self._layer_token_bytes)
+        cached = (self._layers - self._windowed) * tokens + self._windowed * min(tokens, self._window)
+        return int(cached * self._layer_token_bytes)
 
 
 def _width(name: str, dimensions: int, method: str | None) -> float:
@@ -125,9 +125,9 @@ def request_bytes(
     size = cache_group_size(windowed, full)
     block = math.ceil(max(_BLOCK * token_bytes, states_bytes) / (_BLOCK * token_bytes)) * _BLOCK
     page = block * token_bytes
-    kept = min(window - 1 + batched, length)
+    in_window = min(window - 1 + batched, length)
     blocks = math.ceil(full / size) * math.ceil(length / block)
-    blocks += math.ceil(windowed / size) * (math.ceil(kept / block) + 1)
+    blocks += math.ceil(windowed / size) * (math.ceil(in_window / block) + 1)
     blocks += math.ceil(length / (page // states_bytes))
     return blocks * size * page
 

@@ -73,8 +73,8 @@ def load_pieces(path: str, revision: str | None = None) -> TargetPieces:
         with reading_external(file, AGAIN), safe_open(file, framework="pt") as opened:
             tensor = opened.get_tensor(name)
         if tensor.shape != shape:
-            found, wanted = tuple(tensor.shape), f"config.json says {shape}"
-            raise ForeignFileError(f"{file} has {name} of shape {found}, and {wanted}. {AGAIN}")
+            stored = tuple(tensor.shape)
+            raise ForeignFileError(f"{file} has {name} of shape {stored}, and config.json says {shape}. {AGAIN}")
         if tensor.itemsize < 2:  # its scale is a tensor of another name
             raise ForeignFileError(f"{file} has {name} in {tensor.dtype}: give a target where it is not quantised")
         return tensor
@@ -129,13 +129,13 @@ class FrozenTarget:
             normed: (Q, H), of `normed`.
             lse: (Q,) at temperature 1.
         """
-        found, weight = [], self.head_rows.T.to(lse.dtype)  # rounding to bf16 would pass for what lies outside
+        chunks, weight = [], self.head_rows.T.to(lse.dtype)  # rounding to bf16 would pass for what lies outside
         for rows, whole in zip(normed.split(SCORED_ROWS), lse.split(SCORED_ROWS), strict=True):
             logits = rows.to(whole.dtype) @ weight
             # Rounding may leave the part a little above the whole.
             outside = whole + (1 - (logits.logsumexp(-1) - whole).exp()).clamp_min(0).log()
-            found.append(torch.logaddexp((logits / temperature).logsumexp(-1), outside / temperature))
-        return torch.cat(found) if found else lse
+            chunks.append(torch.logaddexp((logits / temperature).logsumexp(-1), outside / temperature))
+        return torch.cat(chunks) if chunks else lse
 
 
 def frozen_target(pieces: TargetPieces, target_ids: Tensor, device: torch.device, dtype: torch.dtype) -> FrozenTarget:

@@ -82,10 +82,10 @@ def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
     check_output_layer(path, config, weight_map(directory))  # weights of a hub id need not be here yet
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     tied = config.get("tie_word_embeddings")
-    given = {"name": path, "revision": revision, "dtype": dtype, "tie_word_embeddings": tied}
+    stated = {"name": path, "revision": revision, "dtype": dtype, "tie_word_embeddings": tied}
     try:
         _Rotation.model_validate(config)
-        spec = TargetSpec.model_validate(config | given | {"rope_parameters": {}})
+        spec = TargetSpec.model_validate(config | stated | {"rope_parameters": {}})
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise ValueError(
@@ -145,18 +145,18 @@ def target_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
     return target | ({_TEMPLATE_KWARGS: template_kwargs} if template_kwargs else {})
 
 
-def target_names(found: Mapping[str, Any], recipe: Recipe, spec: TargetSpec) -> tuple[str, str]:
+def target_names(recorded: Mapping[str, Any], recipe: Recipe, spec: TargetSpec) -> tuple[str, str]:
     """The target of an artifact and the recipe's as a person reads them: equal where the fingerprints are.
 
     Args:
-        found: from `target_identity`, when the artifact was made.
+        recorded: from `target_identity`, when the artifact was made.
         recipe: of today.
         spec: of the recipe's target.
     """
-    wanted = target_identity(recipe, spec)
+    current = target_identity(recipe, spec)
     compared = ("fingerprint", _TEMPLATE_KWARGS)
-    same = all(found.get(key) == wanted.get(key) for key in compared)  # a directory may have moved
-    return _name_target(wanted if same else found), _name_target(wanted)
+    same = all(recorded.get(key) == current.get(key) for key in compared)  # a directory may have moved
+    return _name_target(current if same else recorded), _name_target(current)
 
 
 def _name_target(target: Mapping[str, Any]) -> str:

@@ -57,7 +57,7 @@ def check_output_layer(path: str, config: Mapping[str, Any], names: Iterable[str
     """
     about = [key for key in config if _LOGITS.search(key) and not _OTHER_LOGITS.search(key)]
     unread = [f"{key}={config[key]}" for key in about if config[key] is True or config[key] not in _NEUTRAL]
-    unread = [found for found in unread if found != f"dim_model_base={config.get('hidden_size')}"]  # a factor of 1
+    unread = [key for key in unread if key != f"dim_model_base={config.get('hidden_size')}"]  # a factor of 1
     read = {*EMBEDDING, *NORM, *HEAD}
     unread += sorted(name for name in names if name not in read and not _ELSEWHERE.match(_within(name)))
     if unread:

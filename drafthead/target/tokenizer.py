@@ -48,29 +48,29 @@ def chat_template(recipe: Recipe) -> str | dict[str, str]:
     directory = local_files(path, recipe.target.revision, ("config.json",))
     if not any((directory / name).is_file() for name in names):  # of a hub id perhaps only config.json is here
         directory = local_files(path, recipe.target.revision, names, optional=True)
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     for file in (directory / _TEMPLATE, *sorted((directory / TEMPLATES).glob("*.jinja"))):
         if file.is_file():
             with reading_external(file, AGAIN):
-                found["default" if file.name == _TEMPLATE else file.stem] = file.read_text(encoding="utf-8")
+                templates["default" if file.name == _TEMPLATE else file.stem] = file.read_text(encoding="utf-8")
     for file in (directory / _CONFIG, directory / _LEGACY):
-        if not found and file.is_file():
+        if not templates and file.is_file():
             with reading_external(file, AGAIN):
                 stated = _Templated.model_validate_json(file.read_bytes()).chat_template or []
             several = {one.name: one.template for one in stated} if isinstance(stated, list) else {"default": stated}
-            found = {name: template for name, template in several.items() if template}
-    if not found:
+            templates = {name: template for name, template in several.items() if template}
+    if not templates:
         looked = ", ".join((_TEMPLATE, f"{TEMPLATES}/*.jinja", _CONFIG, _LEGACY))
         raise ValueError(
             f"target {recipe.target.path} has no chat template (looked in {directory} for {looked}); a head must be "
             "trained on templated prompts: use the instruction-tuned checkpoint"
         )
-    if "default" not in found:
+    if "default" not in templates:
         raise ValueError(
-            f"target {recipe.target.path} has chat templates called {', '.join(sorted(found))} in {directory} and none "
-            f"called default: write the one that is served into {_TEMPLATE}"
+            f"target {recipe.target.path} has chat templates called {', '.join(sorted(templates))} in {directory} and "
+            f"none called default: write the one that is served into {_TEMPLATE}"
         )
-    return found if len(found) > 1 else found["default"]
+    return templates if len(templates) > 1 else templates["default"]
 
 
 def load_tokenizer(recipe: Recipe, templated: bool = False) -> "PreTrainedTokenizerBase":
@@ -120,6 +120,6 @@ def stop_tokens(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> set[int
     stops: list[int | None] = [tokenizer.eos_token_id]
     if path.is_file():  # a target need not have one
         with reading_external(path, AGAIN):
-            found = _Generation.model_validate_json(path.read_bytes()).eos_token_id
-        stops += found if isinstance(found, list) else [found]
+            stop_ids = _Generation.model_validate_json(path.read_bytes()).eos_token_id
+        stops += stop_ids if isinstance(stop_ids, list) else [stop_ids]
     return {stop for stop in stops if stop is not None}

@@ -153,11 +153,11 @@ def check_ranks(made_from: dict[str, Any]) -> None:
     """
     from accelerate.utils import gather_object
 
-    (first_host, wanted), *others = gather_object([(socket.gethostname(), made_from)])
-    for rank, (host, found) in enumerate(others, start=1):
-        if found != wanted:
+    (first_host, expected), *other_ranks = gather_object([(socket.gethostname(), made_from)])
+    for rank, (host, identity) in enumerate(other_ranks, start=1):
+        if identity != expected:
             raise ArtifactError(
                 f"rank {rank} on {host} would train another run than rank 0 on {first_host}:\n"
-                f"{describe_difference(found, wanted)}\n"
+                f"{describe_difference(identity, expected)}\n"
                 "start all nodes with the same command, and let them see the same files (output_dir, target.path)"
             )

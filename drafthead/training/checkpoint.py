@@ -202,8 +202,8 @@ def _nothing_runs(path: Path) -> Iterator[None]:
             yield
     except pickle.UnpicklingError as error:
         # What follows is torch's advice to load it all the same.
-        found = re.search(r"WeightsUnpickler error: (.+?)(?: was not an allowed|$)", str(error), re.MULTILINE)
-        reason = found[1] if found else str(error).partition("\n")[0]
+        match = re.search(r"WeightsUnpickler error: (.+?)(?: was not an allowed|$)", str(error), re.MULTILINE)
+        reason = match[1] if match else str(error).partition("\n")[0]
         raise ArtifactError(
             f"{path} contains objects other than DeepSpeed state and was not loaded ({reason}); it was modified after "
             "it was written: delete it to resume from an older checkpoint"
@@ -263,14 +263,14 @@ def restore(
 
     ranks = accelerator.num_processes
     # Verifying reads every byte: once, and all ranks go by the same answer.
-    found = None
+    resumable = None
     if accelerator.is_main_process:
         remove_leftovers(run_dir)
-        found = newest(run_dir)
-    (found,) = broadcast_object_list([found])
-    if found is None:
+        resumable = newest(run_dir)
+    (resumable,) = broadcast_object_list([resumable])
+    if resumable is None:
         return TrainState(0, ranks, config.zero_stage, 0.0, 0, 0.0)
-    path, state = found
+    path, state = resumable
     check_vocabulary(path, vocabulary)
     if state.world_size != ranks and config.optimizer == "muon":
         raise ValueError(

@@ -75,13 +75,13 @@ def open_inputs(recipe: Recipe) -> Inputs:
     train, made_train, train_reference = (_open_spool if online else _open_store)(recipe, "train")
     validation, made_validation, validation_reference = _open_store(recipe, "validation")
     for split, made in (("train", made_train), ("validation", made_validation)):
-        found_target, target = target_names(made["target"], recipe, spec)
-        wanted = {
+        stored_target, target = target_names(made["target"], recipe, spec)
+        expected = {
             "target": target, "aux_layer_ids": list(recipe.target.aux_layer_ids), "format": recipe.states.format,
             "dtype": recipe.target.dtype, "prompt_loss": recipe.states.prompt_loss,
         }  # fmt: skip
-        found = {**{name: made[name] for name in wanted}, "target": found_target}
-        _check_fits(recipe.states_dir(split), found, wanted)
+        stored = {**{name: made[name] for name in expected}, "target": stored_target}
+        _check_fits(recipe.states_dir(split), stored, expected)
     identity = {
         "states": {"train": train_reference, "validation": validation_reference},
         "target": target_identity(recipe, spec),
@@ -196,8 +196,8 @@ def _open_spool(recipe: Recipe, split: str) -> tuple[States, dict[str, Any], dic
     _wait_for_harvester(directory / artifacts.IDENTITY)
     identity = artifacts.read_json(directory / artifacts.IDENTITY)
     responses = artifacts.require(responses_dir, RESPONSES, "python data_gen/regenerate.py RECIPE")
-    wanted = {"kind": spools.KIND, **spools.terms(recipe), "responses": artifacts.reference(responses)}
-    _check_fits(directory, {name: identity.get(name) for name in wanted}, wanted)
+    expected = {"kind": spools.KIND, **spools.terms(recipe), "responses": artifacts.reference(responses)}
+    _check_fits(directory, {name: identity.get(name) for name in expected}, expected)
     texts = ResponseTokens(responses_dir, recipe.states.learned_share(split))
     spool, size = spools.open_spool(recipe, len(texts.ids)), recipe.states.sequences_per_shard
     return SpooledStates(spool, texts, size, identity["aux_layer_ids"]), identity, identity
@@ -207,10 +207,10 @@ def _wait_for_harvester(path: Path) -> None:
     wait_until(path.exists, f"the harvester to write {path}; if it is not running: {_HARVEST}")
 
 
-def _check_fits(directory: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    if found != wanted:
+def _check_fits(directory: Path, stored: dict[str, Any], expected: dict[str, Any]) -> None:
+    if stored != expected:
         raise artifacts.ArtifactError(
-            f"{directory} does not fit the recipe:\n{artifacts.describe_difference(found, wanted)}\n"
+            f"{directory} does not fit the recipe:\n{artifacts.describe_difference(stored, expected)}\n"
             "harvest under another name (name=...), or restore the recipe's target and states sections"
         )
 
@@ -222,21 +222,21 @@ def find_start(recipe: Recipe, spec: TargetSpec) -> Checkpoint | None:
         ArtifactError: `train.init_from` is no verified checkpoint.
         ValueError: it holds another head than the recipe describes; the message has both values of every key.
     """
-    given = recipe.train.init_from
-    if given is None:
+    init_from = recipe.train.init_from
+    if init_from is None:
         return None
-    path = recipe.directory(given)
+    path = recipe.directory(init_from)
     if not path.is_dir() or (path / "config.json").exists():
-        what = path if path.is_dir() else given
+        what = path if path.is_dir() else init_from
         raise ValueError(
-            f"train.init_from {given} is no run or checkpoint (looked at {path}): give runs/NAME or one of its "
+            f"train.init_from {init_from} is no run or checkpoint (looked at {path}): give runs/NAME or one of its "
             f"checkpoints. A head, from the hub or below heads/, is imported first: {_IMPORT} {what}"
         )
     source = read_checkpoint(best_checkpoint(path) if (path / artifacts.IDENTITY).exists() else path)
     head = recipe.head.model_copy(update={"sliding_window": source.head().sliding_window})  # weights fit any window
     if differences := source.differences(recipe.model_copy(update={"head": head}), spec):
         raise ValueError(
-            f"train.init_from {given} holds another head than the recipe describes:\n{differences}\n"
+            f"train.init_from {init_from} holds another head than the recipe describes:\n{differences}\n"
             "put the head's values into the recipe, or start from a head that fits it"
         )
     return source

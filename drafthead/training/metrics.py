@@ -102,11 +102,11 @@ class MetricsLog:
         self._before = time.perf_counter()
         self.restart_clock(resumed_step)
         if accelerator.is_main_process:
-            kept = []
+            lines = []
             if self._path.exists() and resumed_step:  # a run that begins validates a head it starts from, as step 0
-                kept = [line for line in self._path.read_text().splitlines() if _step_of(line) <= resumed_step]
+                lines = [line for line in self._path.read_text().splitlines() if _step_of(line) <= resumed_step]
             with atomic_path(self._path) as temporary:
-                temporary.write_text("".join(line + "\n" for line in kept))
+                temporary.write_text("".join(line + "\n" for line in lines))
 
     def restart_clock(self, step: int) -> None:
         """Tokens per second and the time left are those of the steps from here on."""

@@ -49,16 +49,16 @@ def _muon(config: TrainConfig, draft: DraftModule, adam: dict[str, float]) -> to
     projections = {f"{name}.weight" for name, module in draft.named_modules() if isinstance(module, Projection)}
     projections -= {*draft.draft_rows}
     matrices: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
+    remaining: list[nn.Parameter] = []
     for name, parameter in draft.named_parameters():
         suits = name in projections
         setattr(parameter, "use_muon", suits)  # noqa: B010 - DeepSpeed reads it off the parameter
-        (matrices if suits else others).append(parameter)
+        (matrices if suits else remaining).append(parameter)
     rate = config.muon_learning_rate
     muon = {"lr": rate, "initial_lr": rate, "momentum": _MOMENTUM, "weight_decay": 0.0, "ns_method": _iteration(config)}
     return MuonWithAuxAdam([
         {"params": matrices, "use_muon": True, **muon},
-        {"params": others, "use_muon": False, **adam, "betas": _BETAS, "eps": 1e-8},
+        {"params": remaining, "use_muon": False, **adam, "betas": _BETAS, "eps": 1e-8},
     ])  # fmt: skip
 
 

@@ -168,29 +168,29 @@ class DFlashFiles(HeadFiles):
 
     def plain_config(self, shape: DraftShape, aux_layer_ids: tuple[int, ...], dtype: str) -> Config:
         assert isinstance(shape.head, BlockHead)
-        own = {"mask_token_id": shape.head.mask_token_id, "target_layer_ids": [i - 1 for i in aux_layer_ids]}
+        dflash = {"mask_token_id": shape.head.mask_token_id, "target_layer_ids": [i - 1 for i in aux_layer_ids]}
         return {
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
             **decoder_config(shape, dtype),
-            _OWN: {**own, "causal": shape.head.causal, _SINKS: shape.head.attention_sinks},
+            _OWN: {**dflash, "causal": shape.head.causal, _SINKS: shape.head.attention_sinks},
         }
 
     def served_values(self, config: Config) -> Config:
-        own = config[_OWN]
+        dflash = config[_OWN]
         refuse_other(config, is_neox_style=True)
-        refuse_other(own, attention_value_scale=None)
-        stated = (config.get("is_causal"), own.get("causal"), WINDOWED in (config.get("layer_types") or ()))
-        if own.get("use_swa"):
+        refuse_other(dflash, attention_value_scale=None)
+        stated = (config.get("is_causal"), dflash.get("causal"), WINDOWED in (config.get("layer_types") or ()))
+        if dflash.get("use_swa"):
             config = config | {"layer_types": [WINDOWED]}
-        if "swa_window_size" in own:
-            config = config | {"sliding_window": own["swa_window_size"]}
+        if "swa_window_size" in dflash:
+            config = config | {"sliding_window": dflash["swa_window_size"]}
         return {
             **served_decoder(config),
-            f"{_OWN}.mask_token_id": own["mask_token_id"],
-            f"{_OWN}.target_layer_ids": own["target_layer_ids"],
+            f"{_OWN}.mask_token_id": dflash["mask_token_id"],
+            f"{_OWN}.target_layer_ids": dflash["target_layer_ids"],
             f"{_OWN}.causal": next(bool(causal) for causal in stated if causal is not None),
-            f"{_OWN}.{_SINKS}": bool(own.get(_SINKS, config.get("add_swa_attention_sink_bias", False))),
+            f"{_OWN}.{_SINKS}": bool(dflash.get(_SINKS, config.get("add_swa_attention_sink_bias", False))),
         }
 
     def boundaries(self, served: Config, num_layers: int, layer_ids_are: str | None) -> list[int]:

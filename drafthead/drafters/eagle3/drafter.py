@@ -196,8 +196,8 @@ class DraftModel(DraftModule):
             features = state.detach() if learned else state[:0]
             for k in range(num_steps):
                 if k and layout.roots:
-                    kept = torch.searchsorted(layout.roots[k - 1], layout.roots[k])
-                    state, caches = state.index_select(0, kept), tuple(of_rows(cache, kept) for cache in caches)
+                    places = torch.searchsorted(layout.roots[k - 1], layout.roots[k])
+                    state, caches = state.index_select(0, places), tuple(of_rows(cache, places) for cache in caches)
                 rope = self.rope(positions if k == 0 else layout.at(k, positions[layout.rows]) + k, state.dtype)
                 state, output, caches = run_step(k, state, later if k else first, rope, layout, caches)
                 trim_heap(output)
