@@ -80,10 +80,10 @@ class Course:
     """A contestant on its way.
 
     Attributes:
-        player: its process.
-        shape: of its head.
-        points: from step 0 on.
-        agreement: least share of drafts in which its own model agreed with the replay; None: it is the model.
+        player: process of the contestant.
+        shape: shape of the contestant's head.
+        points: measured points, from step 0 on.
+        agreement: least share of drafts in which the contestant's model agreed with the replay; None: it is the model.
     """
 
     player: Player

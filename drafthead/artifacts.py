@@ -96,9 +96,9 @@ def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = 
     is unfinished again: the caller makes what is missing.
 
     Args:
-        directory: of the artifact.
-        kind: of artifact.
-        identity: what it is made from.
+        directory: directory of the artifact.
+        kind: kind of artifact, such as "states".
+        identity: inputs and settings that the artifact is made from.
         thinned: files may be missing from a complete one, as old checkpoints of a run.
         alone: lock the directory against other processes, until `finish` or the end of this one.
 
@@ -172,8 +172,8 @@ def finish(directory: Path, counts: dict[str, Any], lasting: bool = True) -> dic
     """Write the manifest over every file in `directory`; the artifact is complete from here on.
 
     Args:
-        directory: of the artifact.
-        counts: of its contents, for the manifest.
+        directory: directory of the artifact.
+        counts: numbers of the artifact's contents, for the manifest.
         lasting: False for files that a consumer deletes; none is listed then.
     """
     listed = _visible_files(directory) if lasting else []
@@ -222,8 +222,8 @@ def require(
 
     Args:
         directory: where the artifact should be.
-        kind: what it must be.
-        made_with: the command that makes it, for the error message.
+        kind: kind that the artifact must have.
+        made_with: command that makes the artifact, for the error message.
         thinned: files may be missing, as old checkpoints of a run; otherwise each must be there with its size.
         every_byte: compare checksums too.
 

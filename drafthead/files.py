@@ -99,10 +99,10 @@ def reading_external(
     could read and does not take: such a refusal is passed on in its own words, not as damage.
 
     Args:
-        path: of the file or directory, for the message.
-        fix: what to do about it, likewise.
-        error_type: of the error.
-        unsupported: what to do about a refusal, where that is something else.
+        path: path of the file or directory, for the message.
+        fix: what the user should do about a damaged file, for the message.
+        error_type: type of the error to raise.
+        unsupported: what the user should do about a refusal; empty: `fix`.
 
     Raises:
         ForeignFileError: or `error_type`, for whatever the block raises; errors of the operating system pass unchanged.

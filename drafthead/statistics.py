@@ -73,7 +73,7 @@ class Change(Interval):
         """`+36.0 % [+27.2, +45.7]`, marked where nothing follows from it; a dash where nothing was observed.
 
         Args:
-            unit: written behind the value; empty where the header of a column says per cent.
+            unit: unit written behind the value; empty where the header of a column says per cent.
         """
         amount = self.amount(unit)
         if amount == "–":
@@ -162,7 +162,7 @@ def ratio_interval(numerator: ArrayLike, denominator: ArrayLike) -> Interval:
 
     Args:
         numerator: (P,) one value per prompt.
-        denominator: (P,) in the same order; NaN comes out when it sums to zero.
+        denominator: (P,) one value per prompt, in the same order; the result is NaN when it sums to zero.
     """
     return bootstrap_interval((numerator, denominator), ratio_of_sums, "BCa")
 
@@ -191,7 +191,7 @@ def length_change(
     Args:
         ours: drafts and accepted drafts, (P, S) each, of P prompts and S seeds.
         theirs: drafts and accepted drafts of another head on the same prompts, (P, S') each.
-        same_seeds: whether column s of both is of one seed.
+        same_seeds: whether column s of both has the same seed.
     """
     (drafts, accepted), other = ([np.asarray(a, float) for a in pair] for pair in (ours, theirs))
     rng, P = np.random.default_rng(0), len(drafts)

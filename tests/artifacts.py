@@ -53,9 +53,9 @@ def cached_snapshot(hub: Path, repository: str, commit: str) -> Path:
     """The folder of a repository's files in a cache of the hub, as a download of its main branch leaves it.
 
     Args:
-        hub: the cache.
+        hub: directory of the hub's cache.
         repository: "models--OWNER--NAME" or "datasets--OWNER--NAME".
-        commit: that main is at.
+        commit: commit that main is at.
     """
     snapshot = hub / repository / "snapshots" / commit
     for folder in (snapshot, hub / repository / "refs"):

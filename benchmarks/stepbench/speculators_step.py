@@ -109,7 +109,7 @@ def with_target(assignment: Assignment, module: str, layers: str, **own: Any) ->
 
     Args:
         assignment: shape, device and tensors.
-        module: that has the model and its configuration.
+        module: module that has the model and its configuration.
         layers: the configuration's name for aux layers.
         own: further fields of the configuration.
     """

@@ -70,8 +70,8 @@ class Log:
     """Records in segments; one process writes, others may read.
 
     Attributes:
-        directory: of the segments.
-        key: encrypts and decrypts; None: plain.
+        directory: directory of the segments.
+        key: key that records are encrypted with; None: they are stored as plain text.
     """
 
     directory: Path

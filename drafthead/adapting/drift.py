@@ -53,8 +53,8 @@ class Chart:
 
     Attributes:
         rate: accepted drafts per round, r.
-        spread: s.
-        threshold: of S.
+        spread: standard deviation of a - r n, a accepted drafts in the n rounds of a request, s.
+        threshold: value of the statistic S above which the chart alarms.
     """
 
     rate: float
@@ -77,7 +77,7 @@ def make_chart(drafts: Array, accepted: Array, run_length: float) -> Chart | Non
     """A chart from the rounds (P,) and accepted drafts (P,) of a reference; None where all accept alike: no scale.
 
     Args:
-        drafts, accepted: by request.
+        drafts, accepted: rounds and accepted drafts of each request.
         run_length: requests between false alarms, on average.
     """
     rate = ratio_interval(accepted, drafts).low

@@ -73,8 +73,8 @@ class Recorder:
     """Writes down requests.
 
     Attributes:
-        head: which drafts now.
-        swaps: how many there were.
+        head: directory of the head that drafts now.
+        swaps: number of swaps since the server started.
     """
 
     def __init__(self, settings: AdaptConfig, directory: Path, head: str) -> None:

@@ -63,17 +63,17 @@ class State(BaseModel):
     """What state.json says.
 
     Attributes:
-        phase: of the loop.
-        heads: in service, the last one; those before it can be rolled back to.
-        alarmed: when acceptance had fallen, in seconds since 1970.
-        attempt: trainings since the alarm.
+        phase: step that the loop is in.
+        heads: heads so far; the last one is in service, the others can be rolled back to.
+        alarmed: time at which acceptance had fallen, in seconds since 1970.
+        attempt: number of trainings since the alarm.
         cycle: number of the last training.
         probation: whether the head in service is still compared with the one before it.
         forgotten: number of the last training whose copies of captured text are deleted.
         reference_from: requests of the head from then on are what later ones are compared with; in a trial, its start.
-        turn_s: of a trial, in seconds.
-        reference: those requests, once there are enough: as the server wrote them down, without their tokens.
-        history: what happened when, from the start.
+        turn_s: length of a turn in a trial, in seconds.
+        reference: requests that later ones are compared with, once there are enough, without their tokens.
+        history: events of the loop with their times, from its start.
     """
 
     phase: Literal["watch", "collect", "train", "compare", "trial"] = "watch"
@@ -94,9 +94,9 @@ class Loop:
     """One recipe's loop.
 
     Attributes:
-        recipe: with the head that is served first.
-        command: recipe file and overrides, which the stages are given too.
-        state: as it is on disk.
+        recipe: recipe of the head that is served first.
+        command: recipe file and overrides, which the stages get too.
+        state: state of the loop, as on disk.
     """
 
     recipe: Recipe

@@ -33,10 +33,10 @@ def write_rows(path: Path, recipe: Recipe, captured: Sequence[Record], alarmed: 
     """Write the file that the prompts stage reads.
 
     Args:
-        path: of the file.
-        recipe: with the responses that the first head was trained on, if they are still there.
-        captured: every record with tokens.
-        alarmed: those from this time on are trained on, older ones are replayed.
+        path: path of the file to write.
+        recipe: recipe whose responses the first head was trained on; they may be gone.
+        captured: all captured records with tokens.
+        alarmed: time of the alarm; records from then on are trained on, older ones are replayed.
         served: directory of the head in service.
 
     Raises:

@@ -33,9 +33,9 @@ class Candidate:
     """A prompt that may be drawn.
 
     Attributes:
-        prompt: as it would be written.
-        label: its category within the source, as a recipe names it.
-        text_of_ids: text of a prompt of token ids, where its row has it.
+        prompt: the prompt as it would be written to a split.
+        label: category of the prompt within its source, as a recipe names it.
+        text_of_ids: text of a prompt of token ids, where the row has it.
     """
 
     prompt: Prompt
@@ -56,7 +56,7 @@ class Overlap:
     Attributes:
         train, heldout: the two prompts.
         runs: how many different runs of the training prompt are held out.
-        words: the first of them.
+        words: words of the first shared run.
     """
 
     train: Prompt

@@ -47,8 +47,8 @@ class Window:
 
     Attributes:
         document: index in the store.
-        start, stop: its tokens, [start, stop).
-        first_row, end_row: the rows whose loss it counts, [first_row, end_row), counted from the document's start.
+        start, stop: tokens of the window, [start, stop) of the document.
+        first_row, end_row: rows whose loss the window counts, [first_row, end_row) of the document.
         valid: how many rows carry loss at each of the K draft positions.
         draw: the epoch that these rows were drawn for, where a drafter draws them.
     """
@@ -72,7 +72,7 @@ def whole(document: int, loss_mask: Tensor, drafter: Drafter) -> Window:
     Args:
         document: index in the store.
         loss_mask: (T,) nonzero where a token is learned.
-        drafter: whose loss is planned.
+        drafter: drafter that plans which rows carry loss.
     """
     length, first = loss_mask.shape[0], drafter.first_row(loss_mask)
     valid = tuple(drafter.loss_rows(loss_mask)[:, first:].sum(1).tolist())
@@ -86,8 +86,8 @@ def split_windows(document: int, loss_mask: Tensor, budget: int, drafter: Drafte
         document: index in the store.
         loss_mask: (T,) nonzero where a token is learned.
         budget: tokens of a micro batch.
-        drafter: whose loss is planned.
-        draw: the epoch.
+        drafter: drafter that plans which rows carry loss.
+        draw: number of the epoch that rows are drawn for.
 
     Raises:
         ValueError: the budget cannot hold a loss row and what its loss looks ahead to.
@@ -125,10 +125,10 @@ def plan_stream(
     """The micro batches of all epochs: windows are shuffled within the groups of the states, group after group.
 
     Args:
-        states: their groups and stride are read, nothing else.
-        windows: of all documents, in their order; with rows drawn anew, of all draws, taken in turn.
+        states: states of the split; only their groups and stride are read.
+        windows: windows of all documents, in their order; of all draws, where rows are drawn anew.
         budget: tokens per micro batch.
-        seed: of the run.
+        seed: random seed of the run.
         epochs: passes over the data.
         per_step: micro batches of an optimiser step.
 
@@ -158,10 +158,10 @@ def leveled(batches: list[list[Window]], per_step: int, first: int, seed: int) -
     step's batches are no longer independent of one another. With one batch a step nothing changes.
 
     Args:
-        batches: in the order of the plan.
-        per_step: of an optimiser step.
-        first: where the first whole step begins; batches before it, and after the last whole one, stay.
-        seed: of the run.
+        batches: micro batches in the order of the plan.
+        per_step: micro batches of an optimiser step.
+        first: index at which the first whole step begins; batches outside of whole steps stay.
+        seed: random seed of the run.
     """
     if per_step == 1:
         return batches
@@ -184,9 +184,9 @@ def plan_epoch(windows: Sequence[Window], budget: int, seed: int, epoch: int, gr
     """Shuffle windows and pack them.
 
     Args:
-        windows: of all documents, or of those of one group.
+        windows: windows of all documents, or of those of one group.
         budget: tokens per micro batch.
-        seed: of the run.
+        seed: random seed of the run.
         epoch: number of the pass over the data.
         group: number of the group in the epoch.
 
@@ -220,9 +220,9 @@ def pack(
     """Read windows from the store and lay them end to end.
 
     Args:
-        store: of the documents.
-        windows: in the order of the batch.
-        drafter: whose loss rows are marked.
+        store: states of the documents.
+        windows: windows of the batch, in order.
+        drafter: drafter that plans which rows carry loss.
         whole_text: mark rows that predict what follows the last generated token too, which replay compares with.
         pin: allocate states in page-locked memory; `pinned` moves the rest there.
     """

@@ -78,8 +78,8 @@ class Renderer:
     ):
         """
         Args:
-            tokenizer: with a chat template.
-            day: see `template_day`; without one a template that reads the clock gets today's.
+            tokenizer: tokenizer of the target, with a chat template.
+            day: date given to the template (`template_day`); None: a template that reads the clock gets today's.
             template_kwargs: further arguments of the template, target.chat_template_kwargs.
         """
         self._tokenizer = tokenizer
@@ -129,8 +129,8 @@ class KeptResponses:
     def __init__(self, render: Renderer, tokenizer: "PreTrainedTokenizerBase", stop_ids: set[int]):
         """
         Args:
-            render: of that tokenizer.
-            tokenizer: with a chat template.
+            render: renderer of prompts with the same tokenizer.
+            tokenizer: tokenizer of the target, with a chat template.
             stop_ids: tokens on which the target's generation ends.
         """
         self._render, self._parse, self._stops = render, response_parser(tokenizer), stop_ids
@@ -144,9 +144,9 @@ class KeptResponses:
         stop token included unless its finish_reason is "length".
 
         Args:
-            prompt: with its response.
-            prompt_ids: as it is rendered without the response.
-            effort: with which it is.
+            prompt: prompt whose response the data has.
+            prompt_ids: token ids of the prompt without the response.
+            effort: reasoning effort that the prompt is rendered with.
 
         Raises:
             UnrenderableError: there is no response, or it has no tokens with a boundary.
@@ -208,8 +208,8 @@ class ParsedResponse:
     """A generated response in its parts.
 
     Attributes:
-        content: addressed to the user; empty when the response ended before.
-        thinking: what came before it.
+        content: text addressed to the user; empty when the response ended before.
+        thinking: text before the content, such as a chain of thought.
         is_call: a tool is called, so the conversation goes on with its result, not with the user.
     """
 

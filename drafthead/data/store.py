@@ -23,7 +23,7 @@ class StateStore(Sequences):
         aux_layer_ids: aux layers of every sequence, ascending.
         ids: prompt id of every sequence.
         groups: which sequences may be shuffled together, as ranges that cover all of them in order.
-        epoch_stride: what is added to a sequence's index from one epoch to the next.
+        epoch_stride: number added to a sequence's index from one epoch to the next.
 
     Raises:
         ArtifactError: the directory has no shard, one is damaged, or they are not of one harvest.

@@ -239,10 +239,10 @@ def merge(
     """The softmax over the text, output (R, Q, D) and log-sum-exp (Q, R), with one more entry for each pair.
 
     Args:
-        query: (R, Q, D).
+        query: (R, Q, D) queries.
         pairs: key and value of each draft position that is seen, each (R, G, D).
-        block_out, block_lse: over the text.
-        scale: of the scores.
+        block_out, block_lse: attention output and log-sum-exp over the text.
+        scale: factor of the scores.
     """
     out, lse = torch.empty_like(block_out), torch.empty_like(block_lse)
     grid, shape = _merge_shape(query, pairs[0], scale)

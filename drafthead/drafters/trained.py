@@ -32,11 +32,11 @@ class Checkpoint:
     """A verified checkpoint.
 
     Attributes:
-        path: its directory, in `checkpoints/` of a run.
-        run_dir: of that run.
+        path: directory of the checkpoint, in `checkpoints/` of a run.
+        run_dir: directory of that run.
         state: step and predicted acceptance, which is None where this step was not validated.
-        run: the run's identity: what the head was trained on and how.
-        reference: of the whole run; None while it is still going.
+        run: identity of the run: what the head was trained on and how.
+        reference: reference of the complete run; None while it is still going.
     """
 
     path: Path

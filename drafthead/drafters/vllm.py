@@ -41,14 +41,14 @@ class HeadFiles(ABC):
     """config.json and tensors of one kind of head, in both directions.
 
     Attributes:
-        METHOD: of --speculative-config.
-        ALGORITHM: its name for people.
-        ARCHITECTURES: by which a config.json names it.
-        GPU_ONLY: whether vLLM serves it on GPUs only.
+        METHOD: method of --speculative-config.
+        ALGORITHM: name of the drafter in messages.
+        ARCHITECTURES: names of the drafter's architecture in a config.json.
+        GPU_ONLY: whether vLLM serves the drafter on GPUs only.
         SWAPPABLE: whether its weights were exchanged in a running engine, see drafthead/adapting/endpoint.py.
         UNREAD: names of tensors that vLLM's loader passes over where the head does not use them.
-        TYPE: of the head section that describes it.
-        OWN: fields of that section which not all drafters have, and the key of `served_values` for each.
+        TYPE: `type` of the head section that describes the drafter.
+        OWN: fields of the head section which not all drafters have, and the key of `served_values` for each.
     """
 
     METHOD: str
@@ -69,16 +69,16 @@ class HeadFiles(ABC):
         """config.json of the plain layout.
 
         Args:
-            shape: of the head, with the positions and the rotation to be served.
-            aux_layer_ids: ascending boundary indices.
-            dtype: of the weights, by torch's name.
+            shape: shape of the head, with the positions and the rotation to be served.
+            aux_layer_ids: boundary indices of the aux layers, ascending.
+            dtype: type of the weights, by torch's name.
         """
 
     def speculators_config(self, config: Config, num_speculative_tokens: int, verifier: Config) -> Config:
         """config.json of the speculators layout, from the plain one.
 
         Args:
-            config: plain.
+            config: config.json in the plain layout.
             num_speculative_tokens: K to be served unless the user says otherwise.
             verifier: the target: `name_or_path`, a hub id or the absolute path of a directory, and `architectures`.
 
@@ -105,8 +105,8 @@ class HeadFiles(ABC):
         """The ascending boundaries that a public head reads, from `served_values`.
 
         Args:
-            served: of the head.
-            num_layers: L of the target.
+            served: `served_values` of the head.
+            num_layers: L, number of layers of the target.
             layer_ids_are: "boundaries", "blocks" (counted from 0), or None when the ids leave no doubt.
 
         Raises:
@@ -120,9 +120,9 @@ class HeadFiles(ABC):
 
         Args:
             config: config.json of either layout; defaults are those that vLLM applies.
-            tensors: by checkpoint names; the number of aux layers is the width of fc.
-            spec: of the target.
-            layer_ids_are: as of `boundaries`.
+            tensors: tensors by checkpoint names; the width of fc tells the number of aux layers.
+            spec: shape of the target.
+            layer_ids_are: how the ids are counted, as for `boundaries`.
 
         Raises:
             ValueError: the head is not for this target, uses what is not computed here, or its layer ids are unclear.
@@ -175,8 +175,8 @@ def decoder_config(shape: DraftShape, dtype: str) -> Config:
     """Keys of config.json that every draft model of dense Llama blocks has.
 
     Args:
-        shape: of the head, with the positions and the rotation to be served.
-        dtype: of the weights, by torch's name.
+        shape: shape of the head, with the positions and the rotation to be served.
+        dtype: type of the weights, by torch's name.
     """
     return {
         "dtype": dtype,
@@ -254,9 +254,9 @@ def check_config(config: Config, shape: DraftShape, aux_layer_ids: tuple[int, ..
 
     Args:
         config: config.json of either layout, or what an engine made of it.
-        shape: of the trained head.
-        aux_layer_ids: it was trained on.
-        positions: that must be servable.
+        shape: shape of the trained head.
+        aux_layer_ids: boundaries of the target that the head was trained on.
+        positions: number of positions that must be servable.
 
     Raises:
         ValueError: naming every key that differs, with the served and the trained value.
@@ -300,10 +300,10 @@ def completed(tensors: dict[str, Tensor], shape: DraftShape, pieces: TargetPiece
     what the file leaves to the target (lm_head, the maps of a whole vocabulary).
 
     Args:
-        tensors: by checkpoint names, of any floating type; fused projections and any order of the draft vocabulary are
-            taken, as vLLM takes them.
-        shape: of the head.
-        pieces: of the target; its embedding is the only one a head can have here.
+        tensors: tensors by checkpoint names, of any floating type; fused projections and any order of the draft
+            vocabulary are taken, as vLLM takes them.
+        shape: shape of the head.
+        pieces: tensors of the target; its embedding is the only one that a head can have here.
 
     Raises:
         ValueError: the head has an embedding of its own, a pruned vocabulary without d2t, or a d2t that is no map.

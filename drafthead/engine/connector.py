@@ -56,8 +56,8 @@ class _Request:
     """A request whose rows are captured.
 
     Attributes:
-        keep: the name under which they are kept.
-        block_ids: that hold its rows, from position 0 on.
+        keep: name under which the rows are kept.
+        block_ids: cache blocks that hold the request's rows, from position 0 on.
         start, stop: the rows to copy at the end of this step, [start, stop).
     """
 

@@ -39,10 +39,10 @@ class GenerationRequest:
         prompt_ids: token ids of the prompt.
         max_tokens: length limit of the response.
         temperature: 0 is greedy.
-        seed: of the sampling; None where nothing is sampled.
+        seed: seed of the sampling; None where nothing is sampled.
         ignore_stop: generate past stop tokens.
-        keep: where states are captured, the name under which those of this sequence are kept; "" keeps none.
-        stop_ids: token ids that end the response, beside the target's own.
+        keep: name under which captured states of this sequence are kept; "" keeps none.
+        stop_ids: token ids that end the response, beside those of the target.
     """
 
     prompt_ids: Sequence[int]
@@ -139,8 +139,8 @@ def capturing_engine(recipe: Recipe, spec: TargetSpec) -> Iterator[CapturingEngi
     """The recipe's target in an engine that captures states, which is gone when the block ends.
 
     Args:
-        recipe: target, engine, head and states sections are used.
-        spec: of the target.
+        recipe: recipe; its target, engine, head and states sections are read.
+        spec: shape of the target.
     """
     options = {"enable_prefix_caching": False, "disable_log_stats": True, **capture_options(recipe, spec)}
     if not on_cpu():

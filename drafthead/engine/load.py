@@ -56,11 +56,11 @@ class RequestTimes:
     Attributes:
         id: the prompt's id.
         error: empty when the request succeeded.
-        prompt_tokens, output_tokens: as the server counted them.
-        start_s: when it was sent, counted from the first request of the level.
-        ttft_s: from sending to the first token of any channel.
-        gaps_s: between chunks; a chunk carries all tokens of one verification step.
-        latency_s: from sending to the last token.
+        prompt_tokens, output_tokens: numbers of tokens, as the server counted them.
+        start_s: time of sending, counted from the first request of the level.
+        ttft_s: time from sending to the first token of any channel.
+        gaps_s: times between chunks; a chunk carries all tokens of one verification step.
+        latency_s: time from sending to the last token.
         text: the output with its special tokens.
         ttfot_s: from sending to the first token of the final channel, or of any where there are no channels; NaN where
             none came or it was not measured.
@@ -240,13 +240,13 @@ def run_load(
     """Send every request once.
 
     Args:
-        server: where to.
-        requests: in the order of sending; results come back in the same order.
-        load: how many at a time, or at what rate.
+        server: server that the requests are sent to.
+        requests: requests in the order of sending; results come back in the same order.
+        load: number of requests at a time, or their rate.
         max_tokens: longest output.
         temperature: 0 decodes greedily.
         ignore_eos: every output has max_tokens tokens.
-        title: of the progress bar.
+        title: title of the progress bar.
 
     Raises:
         ServerError: the server ended.
@@ -307,9 +307,9 @@ async def stream_request(
     """Send one request and time its chunks; what failed is in `error`.
 
     Args:
-        session: of the server.
-        request: the prompt.
-        options: of the request, the prompt excepted.
+        session: HTTP session of the server.
+        request: request to send.
+        options: fields of the request's body other than the prompt.
         begun: start of the load, by time.perf_counter.
     """
     error = ""

@@ -63,9 +63,9 @@ class Task:
 
     Attributes:
         start: starts a worker; pickled for other processes.
-        gpus: that a worker takes, where there are any.
-        doing: for the progress bar, such as "harvesting".
-        unit: that the size of a job counts.
+        gpus: number of GPUs that a worker takes, where there are any.
+        doing: title of the progress bar, such as "harvesting".
+        unit: unit that the size of a job counts.
     """
 
     start: Callable[[], AbstractContextManager[Worker]]
@@ -93,7 +93,7 @@ def runner(args: argparse.Namespace, recipe: Recipe, alone: bool = False) -> Run
 
     Args:
         args: the command line's OPTIONS.
-        recipe: with the GPUs that an engine takes.
+        recipe: recipe; its engine section tells how many GPUs an engine takes.
         alone: one engine unless the command line wants more.
 
     Raises:
@@ -167,11 +167,11 @@ def run_engine(
     """Do jobs until there are none (`queue.Empty`), and wait until their files are on disk.
 
     Args:
-        task: what to do.
-        take: the next job.
+        task: task that the jobs belong to.
+        take: returns the next job; raises Empty when there is none.
         update: called with how many more sequences are done.
-        devices: CUDA_VISIBLE_DEVICES, instead of what it is.
-        engines: that share the cores where there are no GPUs.
+        devices: value of CUDA_VISIBLE_DEVICES for this worker; None: unchanged.
+        engines: number of engines that share the cores where there are no GPUs.
     """
     if devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices

@@ -101,7 +101,7 @@ class ShardWriter:
             aux_layer_ids: aux layers to keep, ascending.
             num_layers: L; rows at boundary L are always captured and give argmax and lse.
             head: the target's final norm and lm_head.
-            number_format: of the aux layers on disk.
+            number_format: number format of the aux layers on disk.
         """
         self._format = number_format
         self._num_layers = num_layers
@@ -117,9 +117,9 @@ class ShardWriter:
         """Write a shard in the background, once the one before is on disk.
 
         Args:
-            path: of the shard.
+            path: path of the shard.
             sequences: sequences of the shard, in order.
-            rows: (T, C, H) of each in host memory, computed from its tokens; owned by the writer from here on.
+            rows: (T, C, H) captured rows of each sequence in host memory; owned by the writer from here on.
 
         Raises:
             ValueError: rows and tokens disagree.

@@ -31,7 +31,7 @@ def write_card(recipe: Recipe, measured: Any = None, published_as: str | None = 
     """Write the card of the recipe's exported head.
 
     Args:
-        recipe: of the head, and of the run that it was exported from.
+        recipe: recipe of the head and of the run that it was exported from.
         measured: `rows` of evaluation's summary of acceptance with this very head, and `max_tokens`, if there are any.
         published_as: hub id for the serving commands, instead of the directory.
 
@@ -90,9 +90,9 @@ def push_head(directory: Path, repo: str, public: bool = False) -> str:
     """Upload the files an engine reads and the card to the Hugging Face hub; manifests hold local paths and stay here.
 
     Args:
-        directory: a finished head.
+        directory: directory of a finished head.
         repo: owner/name; created if it does not exist. The visibility of one that exists is left as it is.
-        public: create it public.
+        public: whether a new repository is public.
 
     Returns:
         Address of the commit.

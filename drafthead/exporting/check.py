@@ -61,10 +61,10 @@ def check_serving(recipe: Recipe, directory: Path, source: Checkpoint, shape: Dr
     """Serve the directory in vLLM and compare its acceptance with the checkpoint's prediction.
 
     Args:
-        recipe: target, engine, export section and K.
+        recipe: recipe; its target, engine and export sections and K are read.
         directory: the exported head.
-        source: the checkpoint that it comes from.
-        shape: of the trained head.
+        source: checkpoint that the head comes from.
+        shape: shape of the trained head.
 
     Returns:
         For the manifest: the number of prompts, of documents left out as looping, of responses that equal the stored
@@ -164,10 +164,10 @@ def serve_documents(
     """Answer the prompts of validation documents in vLLM with the head of a directory.
 
     Args:
-        recipe: target, engine, export section and K.
-        directory: of the head.
-        documents: whose prompts are answered.
-        check: of config.json as the engine reads it.
+        recipe: recipe; its target, engine and export sections and K are read.
+        directory: directory of the head.
+        documents: documents whose prompts are answered.
+        check: called with config.json as the engine reads it; raises where it is wrong.
 
     Returns:
         Response ids and the engine's counters of every document.
@@ -202,10 +202,10 @@ def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape:
     """How the head that is served differs from the one that was trained; a line for each kind of difference.
 
     Args:
-        recipe: what is served, and how.
-        directory: of the served head.
-        source: the checkpoint it should come from.
-        shape: of the trained head.
+        recipe: recipe that the head is served by.
+        directory: directory of the served head.
+        source: checkpoint that the head should come from.
+        shape: shape of the trained head.
     """
     spec = recipe_spec(recipe)
     differences = source.differences(recipe, spec)

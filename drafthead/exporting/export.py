@@ -41,7 +41,7 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
     """Export a checkpoint of the recipe's run, by default the best one.
 
     Args:
-        recipe: of the run.
+        recipe: recipe of the run.
         checkpoint: a directory below runs/NAME/checkpoints.
         serve_check: start vLLM with the head and compare its acceptance with the prediction.
 
@@ -129,11 +129,11 @@ def write_head(
     Weights are rounded to the dtype that the target computes in: vLLM runs its draft in no other.
 
     Args:
-        recipe: export section, target, and K.
-        directory: to write into.
+        recipe: recipe; its export and target sections and K are read.
+        directory: directory to write into.
         weights: float32 parameters with d2t and t2d.
-        shape: to be served.
-        aux_layer_ids: the head was trained on.
+        shape: shape of the head as it is served.
+        aux_layer_ids: boundaries of the target that the head was trained on.
     """
     files, layout = drafter_of(shape.head).vllm, recipe.export.format
     spec = recipe_spec(recipe)

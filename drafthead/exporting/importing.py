@@ -36,9 +36,9 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
     """Import a head for the recipe's target.
 
     Args:
-        recipe: its head section and aux layer ids must be the head's; the error says which overrides make them so.
-        source: directory or hub id.
-        revision: of a hub id.
+        recipe: recipe whose head section and aux layer ids are the head's; else the error names the overrides to give.
+        source: directory or hub id of the public head.
+        revision: git revision of a hub id; None: the default branch.
         layer_ids_are: "boundaries" or "blocks" when the ids alone are ambiguous.
 
     Returns:
@@ -99,7 +99,7 @@ def read_public_head(path: str, revision: str | None = None) -> tuple[Path, dict
 
     Args:
         path: a directory or a hub id.
-        revision: of a hub id.
+        revision: git revision of a hub id; None: the default branch.
 
     Raises:
         FileNotFoundError: there is no config.json, or no tensors at all.

@@ -84,12 +84,12 @@ class SplitRules:
     """How the prompts of one split get their responses.
 
     Attributes:
-        settings, max_model_len, seed: of the recipe.
-        tokenizer: of the target.
-        render: prompts to token ids, with the target's tokenizer.
-        read: a response's token ids to its message.
-        data_responses: the responses of the data, where they are kept; None: the target generates all.
-        continuation: tokens generated past the stop; a split that has them is generated greedily.
+        settings, max_model_len, seed: responses section, longest sequence and seed of the recipe.
+        tokenizer: tokenizer of the target.
+        render: renders prompts to token ids, with the target's tokenizer.
+        read: parses the token ids of a response into its message.
+        data_responses: renders responses that the data has; None: the target generates all.
+        continuation: number of tokens generated past the stop; a split that has them is generated greedily.
     """
 
     def __init__(self, recipe: Recipe, split: str, tokenizer: "PreTrainedTokenizerBase"):
@@ -141,11 +141,11 @@ def make_responses(
     each round, where the longest responses run alone; large parts make that rare.
 
     Args:
-        rules: of the split.
+        rules: rules of the split.
         generator: runs the target; None where the responses are given. What that gives up: the text is not the
             target's own, so the head learns to follow the target along paths that the target would not take.
-        prompts: of a part.
-        bar: advances by the number of turns in `prompts`.
+        prompts: prompts of one part.
+        bar: progress bar, advanced by the number of turns in `prompts`.
     """
     responses: list[list[Response]] = [[] for _ in prompts]
     left_out: list[LeftOut] = []

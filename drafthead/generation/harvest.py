@@ -56,8 +56,8 @@ def harvest(recipe: Recipe, run: Runner = run_here) -> None:
     """Make the states of both splits; finished shards are kept, and no model is loaded when all are.
 
     Args:
-        recipe: target, engine and states sections are used.
-        run: makes the shards.
+        recipe: recipe; its target, engine and states sections are read.
+        run: runs the jobs that make the shards.
 
     Raises:
         ArtifactError: responses are missing or come from another target, or a directory holds something else.
@@ -198,9 +198,9 @@ def fill(harvester: Worker, spool: Spool, jobs: Sequence[ShardJob]) -> None:
     While one shard goes to disk the next is computed, if the spool has room for both.
 
     Args:
-        harvester: a running backend.
-        spool: to be filled.
-        jobs: the shards of one epoch.
+        harvester: worker that makes shards.
+        spool: spool to fill.
+        jobs: jobs for the shards of one epoch.
     """
     began, waited = time.monotonic(), 0.0
     claimed: set[int] = set()

@@ -47,9 +47,9 @@ class Pool:
     """The candidates of one source.
 
     Attributes:
-        source: with its files.
-        train, heldout: in the order of their draw.
-        rows: how many were read.
+        source: source of the prompts, with its files.
+        train, heldout: candidates of each side, in the order of their draw.
+        rows: number of rows that were read.
         refused: reason -> how many rows were no conversation.
         repaired: what was changed or not read -> in how many rows.
         examples: reason, or what was changed -> where the first one stands.
@@ -75,7 +75,7 @@ class Mix:
     """Prompts of all sources, as drawn, and what the manifest says about them.
 
     Attributes:
-        train, heldout: prompts.
+        train, heldout: prompts of each side.
         report: duplicates that were dropped; rows and prompts of each source; notes on what was left out, as sentences.
     """
 
@@ -172,9 +172,9 @@ def make_mix(settings: PromptsConfig, sources: Sequence[Located], turn_by_turn: 
     Overlaps within a single file (`prompts.path`) are reported and kept, because its author decides.
 
     Args:
-        settings: of the recipe.
-        sources: their files.
-        turn_by_turn: the target responds to every question of a training chat.
+        settings: prompts section of the recipe.
+        sources: sources with their files.
+        turn_by_turn: whether the target responds to every question of a training chat.
 
     Raises:
         ValueError: a file is damaged or not what it should be, or a source has no prompt where some are wanted.

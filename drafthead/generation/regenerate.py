@@ -48,8 +48,8 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
     """Make the responses artifacts of both splits; finished parts are kept, and no engine starts when all are.
 
     Args:
-        recipe: target, engine, prompts and responses sections are used.
-        run: makes the parts.
+        recipe: recipe; its target, engine, prompts and responses sections are read.
+        run: runs the jobs that make the parts.
 
     Raises:
         ArtifactError: there are no prompts, or a directory holds responses made from something else.
@@ -111,8 +111,8 @@ class Part:
 
     Attributes:
         split: "train" or "validation".
-        path: where the part is written.
-        prompts: the slice of the split.
+        path: path of the part.
+        prompts: prompts of the part, a slice of the split.
         size: responses to be generated: one per prompt, or one per turn.
     """
 

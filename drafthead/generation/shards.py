@@ -30,9 +30,9 @@ class ShardJob:
     """A unit of work.
 
     Attributes:
-        path: of the shard.
-        responses: its sequences, in order.
-        learned_share: of their prompts, counted from the end, that the head learns from too.
+        path: path of the shard.
+        responses: responses of the shard, in order.
+        learned_share: share of each prompt, counted from its end, that the head learns from too.
     """
 
     path: Path

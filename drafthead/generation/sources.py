@@ -61,13 +61,13 @@ class Entry(BaseModel, frozen=True):
 
     Attributes:
         category: workload of rows that name none.
-        hub: id on the Hugging Face hub; empty when it is elsewhere.
-        files: glob patterns of its files below the repository or folder.
-        heldout_files: of its published test split; with one, the others are all for training.
+        hub: id of the data set on the Hugging Face hub; empty when it is elsewhere.
+        files: glob patterns of the data set's files below the repository or folder.
+        heldout_files: glob patterns of the published test split; with one, all other files are for training.
         heldout_share: share of the documents that is never trained on, where no test split is published.
         fetch: without a hub id, the command that downloads it, with {folder} for where it is looked for.
         label: the column with categories of its own, if any.
-        reminder: printed whenever it is trained on.
+        reminder: sentence that is printed whenever the data set is trained on.
     """
 
     category: str
@@ -93,11 +93,11 @@ class Located:
     """A source with its files.
 
     Attributes:
-        config: the recipe's lines.
-        entry: of the catalogue.
-        files: split by hash of the document, or all for training when there are `heldout_files`.
-        heldout_files: the published test split.
-        identity: changes with any byte of any file.
+        config: the source as the recipe describes it.
+        entry: entry of the catalogue.
+        files: files that are split by hash of the document, or all for training when there are `heldout_files`.
+        heldout_files: files of the published test split.
+        identity: hashes of the files, which change with any byte of any file.
     """
 
     config: PromptSource

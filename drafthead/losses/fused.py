@@ -34,8 +34,8 @@ class Chunks(NamedTuple):
     Attributes:
         tokens: (C,) teacher tokens, ascending.
         rows: (R,) rows, as indices into M, token by token.
-        met: (R,) which token of its chunk each row meets.
-        token_counts, row_counts: of each chunk, known to the host.
+        met: (R,) index, within its chunk, of the token that each row meets.
+        token_counts, row_counts: tokens and rows of each chunk, known on the host.
     """
 
     tokens: Tensor
@@ -105,7 +105,7 @@ def head_loss(
     """Draft head, softmax and loss of all draft positions.
 
     Args:
-        rows: the draft's states and what they meet.
+        rows: states of the draft and the teacher tokens that they meet.
         weight: (D, H) the draft's lm_head.
         teacher: the target's states and head rows.
         scale: (K,) weight of one row's loss at each draft position.
@@ -183,8 +183,8 @@ def chunk_rows(teacher: Tensor, num_positions: int, device_type: str) -> Chunks:
 
     Args:
         teacher: (M,) the teacher token that each row meets; -1: not scored.
-        num_positions: K.
-        device_type: on which the rows will be computed.
+        num_positions: K, number of draft positions.
+        device_type: type of the device that the rows are computed on.
     """
     scored = (teacher >= 0).nonzero()[:, 0]
     token, order = teacher[scored].sort(stable=True)

@@ -38,8 +38,8 @@ class Target:
     """What an objective reads of the target, for B rows.
 
     Attributes:
-        log_r: (B, D).
-        mass: (B, 1) sum_d p_d.
+        log_r: (B, D) log of the target's probabilities, renormalised over the draft tokens.
+        mass: (B, 1) sum_d p_d, the target's mass on the draft tokens.
     """
 
     log_r: Tensor
@@ -101,7 +101,7 @@ class TargetRows(NamedTuple):
 
     Attributes:
         values: (C, D) r where the gradient is written down, else log r, which survives where r underflows.
-        mass: (C, 1).
+        mass: (C, 1) the target's mass on the draft tokens.
         negentropy: (C,) sum_d r_d log r_d.
     """
 
@@ -121,8 +121,8 @@ def prepare_target(objective: Objective, logits: Tensor, lse: Tensor) -> TargetR
     """The target's side of C tokens.
 
     Args:
-        objective: that it is for.
-        logits: (C, D) at the draft tokens; overwritten.
+        objective: objective that the target is prepared for.
+        logits: (C, D) logits of the target at the draft tokens; overwritten.
         lse: (C,) log-sum-exp over the target's full vocabulary.
     """
     draft_lse, negentropy = [], []
@@ -141,12 +141,12 @@ def score_rows(
     """Score R rows, a block at a time: the passes of an objective find its logits in the processor's cache.
 
     Args:
-        objective: what the loss is.
-        logits: (R, D) of the draft, float32 or wider.
-        target: of C tokens, prepared for this objective.
-        met: (R,) which of them each row is compared with.
+        objective: name of the objective, or coefficients of a mixture.
+        logits: (R, D) logits of the draft, float32 or wider.
+        target: target rows of C tokens, prepared for this objective.
+        met: (R,) index of the target row that each draft row is compared with.
         scale: (R,) factor of each row's gradient.
-        grad: (R, D) receives scale * d loss / d logits; may be `logits`. None: not wanted.
+        grad: (R, D) receives scale * d loss / d logits; may be `logits`. None: no gradient.
     """
     losses, best = [], []
     for block in _blocks(logits):

@@ -46,11 +46,11 @@ class EngineMemory:
     cache is short.
 
     Attributes:
-        gpus: of the engine; bytes are those of one.
-        weight_bytes: of the target; of a quantisation that is not known, as if it were bf16.
-        known: whether it is.
+        gpus: number of GPUs of the engine; bytes are those of one.
+        weight_bytes: bytes of the target's weights; counted as bf16 where the quantisation is unknown.
+        known: whether the quantisation is known.
         request_bytes: cache of a harvest's longest request, engine.max_model_len, with its captured states.
-        reserved_bytes: that capturing takes beside the engine.
+        reserved_bytes: bytes that capturing takes beside the engine.
     """
 
     def __init__(self, recipe: Recipe):
@@ -112,11 +112,11 @@ def request_bytes(
     """Cache that one request of `length` tokens takes with its captured states.
 
     Args:
-        layers, windowed: of the target, and those of them that attend to a window.
-        window: its tokens.
+        layers, windowed: number of the target's layers, and of those that attend to a window.
+        window: tokens of the window.
         token_bytes: keys and values of one token in one layer.
         states_bytes: captured states of one token.
-        length: tokens.
+        length: tokens of the request.
         batched: tokens of a step; a layer with a window keeps those and the window.
     """
     if not windowed:
@@ -170,9 +170,9 @@ def training_memory(
     """Bytes on one rank, by part; a test holds their sum against the memory that one step takes on a CPU.
 
     Args:
-        shape: of the head.
-        config: the recipe's train section.
-        ranks: that share the run.
+        shape: shape of the head.
+        config: train section of the recipe.
+        ranks: number of ranks that share the run.
         device: "cuda" or "cpu", whose chunks differ.
         longest: tokens of a document; one beyond train.tokens_per_batch is read in windows that exceed it, too.
 

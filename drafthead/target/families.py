@@ -94,7 +94,7 @@ def gives_hidden_states(architectures: Sequence[str]) -> bool | None:
     """Whether the installed vLLM hands out the hidden states of a model, as harvesting and drafting need.
 
     Args:
-        architectures: of its config.json; the first that vLLM has is taken.
+        architectures: architectures named by the target's config.json; the first that vLLM has is taken.
 
     Returns:
         None: there is no vLLM here, or a plugin of it may have the class.

@@ -34,10 +34,10 @@ class TargetPieces:
     """Frozen tensors of a target in the checkpoint's dtype, on the CPU.
 
     Attributes:
-        spec: of the target.
-        embed_tokens: (V, H).
-        final_norm: (H,), what the normed state is multiplied with; float32 where the checkpoint has it less 1.
-        lm_head: (V, H); the same tensor as embed_tokens when they are tied.
+        spec: shape of the target.
+        embed_tokens: (V, H) embedding of the target.
+        final_norm: (H,) weight of the final norm; float32 where the checkpoint stores it less 1.
+        lm_head: (V, H) output layer; the same tensor as embed_tokens when they are tied.
     """
 
     spec: TargetSpec
@@ -101,10 +101,10 @@ class FrozenTarget:
     """What training needs of the target, in the compute type and on the device.
 
     Attributes:
-        embeddings: (V, H).
-        final_norm: (H,).
+        embeddings: (V, H) embedding of the target.
+        final_norm: (H,) weight of the final norm.
         head_rows: (D, H) rows of lm_head for the draft vocabulary.
-        rms_norm_eps: of the final norm.
+        rms_norm_eps: epsilon of the final norm.
         target_ids: (D,) target id of every draft id.
     """
 
@@ -125,9 +125,9 @@ class FrozenTarget:
         become below temperature 1, the least above it.
 
         Args:
-            temperature: above 0.
-            normed: (Q, H), of `normed`.
-            lse: (Q,) at temperature 1.
+            temperature: sampling temperature, above 0.
+            normed: (Q, H) states from `normed`.
+            lse: (Q,) log-sum-exp of the full vocabulary at temperature 1.
         """
         chunks, weight = [], self.head_rows.T.to(lse.dtype)  # rounding to bf16 would pass for what lies outside
         for rows, whole in zip(normed.split(SCORED_ROWS), lse.split(SCORED_ROWS), strict=True):
@@ -157,7 +157,7 @@ class TargetHead:
     error of up to 0.06 on a logit of 16, and with it on every stored log-sum-exp.
 
     Attributes:
-        device: where logits are computed.
+        device: device that logits are computed on.
     """
 
     def __init__(self, pieces: TargetPieces, dtype: torch.dtype, device: torch.device | str = "cpu"):
@@ -189,8 +189,8 @@ class TargetHead:
         """What training keeps of the full distribution.
 
         Args:
-            hidden: (T, H), input of the final norm.
-            chunk: tokens at a time.
+            hidden: (T, H) input of the final norm.
+            chunk: number of tokens at a time.
 
         Returns:
             argmax (T,) int32 and log-sum-exp at temperature 1 (T,) float32, on the device of `hidden`.

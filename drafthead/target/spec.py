@@ -29,17 +29,17 @@ class TargetSpec(BaseModel, frozen=True):
     """What a target's config.json says about it.
 
     Attributes:
-        name: the path or hub id as given.
-        hidden_size: H.
-        num_layers: L; boundary ids run from 0 (embeddings) to L (input of the final norm).
-        vocab_size: V.
-        rms_norm_eps: of the final norm.
-        rope_parameters: of a head for it, in transformers' current form: rope_type, rope_theta, the type's own keys.
+        name: path or hub id, as the recipe has it.
+        hidden_size: H, hidden size.
+        num_layers: L, number of layers; boundary ids run from 0 (embeddings) to L (input of the final norm).
+        vocab_size: V, vocabulary size.
+        rms_norm_eps: epsilon of the final norm.
+        rope_parameters: rotation of a head for this target, in transformers' current form (rope_type, rope_theta, ...).
         max_position_embeddings: longest position the target was made for.
         tie_word_embeddings: whether lm_head is the embedding; None: config.json leaves it to the family.
         dtype: the checkpoint's dtype, by name.
         model_type: transformers' name of the architecture.
-        revision: of a hub id, as given.
+        revision: git revision of a hub id, as the recipe has it.
     """
 
     name: str
@@ -71,7 +71,7 @@ def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
 
     Args:
         path: a directory, or a hub id whose files are cached or can be downloaded.
-        revision: of a hub id.
+        revision: git revision of a hub id; None: the default branch.
 
     Raises:
         FileNotFoundError: there is no such directory, or it lacks a file (which is named).
@@ -149,9 +149,9 @@ def target_names(recorded: Mapping[str, Any], recipe: Recipe, spec: TargetSpec) 
     """The target of an artifact and the recipe's as a person reads them: equal where the fingerprints are.
 
     Args:
-        recorded: from `target_identity`, when the artifact was made.
-        recipe: of today.
-        spec: of the recipe's target.
+        recorded: `target_identity` as the artifact recorded it.
+        recipe: recipe as it is now.
+        spec: shape of the recipe's target.
     """
     current = target_identity(recipe, spec)
     compared = ("fingerprint", _TEMPLATE_KWARGS)

@@ -48,9 +48,9 @@ def check_output_layer(path: str, config: Mapping[str, Any], names: Iterable[str
     family, each has its tensor beside the layers, or its key.
 
     Args:
-        path: of the target, for the error message.
+        path: path of the target, for the error message.
         config: config.json of its language model.
-        names: of its tensors, as far as they are here.
+        names: names of the target's tensors, as far as they are here.
 
     Raises:
         ValueError: naming the keys or tensors.

@@ -77,8 +77,8 @@ def load_tokenizer(recipe: Recipe, templated: bool = False) -> "PreTrainedTokeni
     """The tokenizer of the recipe's target, at the commit that everything else of it has.
 
     Args:
-        recipe: its target section is used.
-        templated: refuse one without a chat template.
+        recipe: recipe; its target section is read.
+        templated: whether a tokenizer without a chat template is refused.
 
     Raises:
         OSError: it is not on this machine.

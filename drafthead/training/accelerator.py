@@ -21,9 +21,9 @@ def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str) -> An
     """An Accelerator whose engine is DeepSpeed.
 
     Args:
-        config: the recipe's train section.
-        model: only its size is read, to size DeepSpeed's buckets.
-        log_dir: where a tracker may write.
+        config: train section of the recipe.
+        model: head to train; only its size is read, for DeepSpeed's buckets.
+        log_dir: directory that a tracker may write to.
 
     Raises:
         ValueError: the environment would bypass DeepSpeed or train every rank on the same data.

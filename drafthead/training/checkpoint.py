@@ -45,15 +45,15 @@ class TrainState:
     """Where training stands.
 
     Attributes:
-        step: optimiser steps done.
+        step: number of optimiser steps done.
         world_size: ranks that wrote the checkpoint.
-        zero_stage: of the run.
-        acceptance_length: predicted on the validation split when it last ran.
-        acceptance_per_position: joint prefix acceptance of draft tokens 1..K, likewise.
+        zero_stage: ZeRO stage of the run.
+        acceptance_length: acceptance length predicted by the last validation.
+        acceptance_per_position: joint prefix acceptance of draft tokens 1..K, from the last validation.
         best_step: step of the best checkpoint so far.
-        best_acceptance_length: its predicted acceptance length.
+        best_acceptance_length: predicted acceptance length of the best checkpoint.
         prompts, looping: validation responses that it was predicted on, and whether all of them loop.
-        without_rise: validations since the best one.
+        without_rise: number of validations since the best one.
         measured: the acceptance is of this step; False where the checkpoint was written between two validations.
     """
 
@@ -74,10 +74,10 @@ def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weight
     """Write a checkpoint; every rank calls this.
 
     Args:
-        accelerator: of the run.
+        accelerator: accelerate's Accelerator of the run.
         engine: the DeepSpeed engine.
-        run_dir: the run.
-        state: to be resumed from.
+        run_dir: directory of the run.
+        state: training state to resume from.
         weights: consolidated float32 tensors; only rank 0's are written.
 
     Raises:
@@ -142,10 +142,10 @@ def load(accelerator: Any, engine: Any, path: Path, state: TrainState) -> None:
     keeps everything on every rank and needs no conversion.
 
     Args:
-        accelerator: of the run.
+        accelerator: accelerate's Accelerator of the run.
         engine: the DeepSpeed engine.
-        path: the checkpoint.
-        state: what it says of itself.
+        path: directory of the checkpoint.
+        state: training state that the checkpoint recorded.
 
     Raises:
         ArtifactError: it does not load.

@@ -42,11 +42,11 @@ class Inputs:
     """Checked inputs of a run.
 
     Attributes:
-        spec: the target's shape.
+        spec: shape of the target.
         train: states of the training split.
         validation: states of the validation split.
-        identity: what the run is made from, for its manifest.
-        start: weights that it begins with; None for a head made from its target.
+        identity: inputs and settings of the run, for its manifest.
+        start: checkpoint that training begins with; None for a head made from its target.
     """
 
     spec: TargetSpec
@@ -103,7 +103,7 @@ class Survey:
         generated: (V,) how often the target generated each token.
         seen: (V,) how often each token occurs at all.
         by_category: category -> (V,) as `generated`, for the documents whose category is known.
-        windows: what is trained on, in every draw.
+        windows: windows that are trained on, of every draw.
         num_without_loss: number of documents without a token that carries loss, such as empty responses.
     """
 

@@ -29,8 +29,8 @@ def build_optimizer(config: TrainConfig, draft: DraftModule) -> torch.optim.Opti
     """The recipe's optimiser over all parameters of a head.
 
     Args:
-        config: the recipe's train section.
-        draft: the head; Muon takes its projections from hidden states to hidden states.
+        config: train section of the recipe.
+        draft: head to train; Muon updates its projections from hidden states to hidden states.
     """
     adam = {"lr": config.learning_rate, "initial_lr": config.learning_rate, "weight_decay": 0.0}
     if config.optimizer == "muon":
@@ -73,10 +73,10 @@ def schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int, t
     """Set the groups' learning rates for a step; returns the rate of the first AdamW group.
 
     Args:
-        optimizer: from `build_optimizer`, or accelerate's wrapper of it.
-        config: the recipe's train section.
-        step: 0-based.
-        total_steps: of the run.
+        optimizer: optimiser from `build_optimizer`, or accelerate's wrapper of it.
+        config: train section of the recipe.
+        step: number of the optimiser step, from 0.
+        total_steps: number of optimiser steps of the run.
     """
     share = rate_share(config, step, total_steps)
     for group in optimizer.param_groups:

@@ -118,8 +118,8 @@ class LossModule(nn.Module):
         """Loss over the scored rows of a batch.
 
         Args:
-            batch: T tokens.
-            target: frozen tensors.
+            batch: packed batch of T tokens.
+            target: frozen tensors of the target.
             scale: (K,) weight of one row's loss at each draft position, normalisation included.
         """
         rows = self.draft.head_rows(batch, target.embeddings, len(scale))
@@ -153,14 +153,14 @@ class Trainer:
     """A run: everything its steps touch, restored from the newest whole checkpoint.
 
     Attributes:
-        recipe, inputs, drafter, config: what is trained on what, and how.
-        accelerator, engine, optimizer: accelerate's, DeepSpeed's and the wrapped torch optimiser.
+        recipe, inputs, drafter, config: recipe, data, drafter and train section of the run.
+        accelerator, engine, optimizer: accelerate's accelerator, DeepSpeed's engine, the wrapped torch optimiser.
         main: whether this is the rank that writes.
-        shape, vocabulary, target: of the head, d2t and t2d, frozen tensors.
-        dtype: what is computed in; weights and their update are float32 beside it.
+        shape, vocabulary, target: shape of the head, its draft vocabulary, frozen tensors of the target.
+        dtype: type that is computed in; weights and their update are float32.
         stream: packed micro batches of all epochs.
         replayed, looping: the validation documents that acceptance is predicted on, and whether all of them loop.
-        state: where training stands.
+        state: training state after the last step.
     """
 
     def __init__(self, recipe: Recipe, inputs: Inputs):
@@ -429,7 +429,7 @@ def replayed(
         target_ids: (D,) target id of every draft id.
         batch: T = 0 texts of the target, each continued past its stop.
         num_drafts: draft positions that are replayed.
-        max_tokens: of a response; None: all.
+        max_tokens: longest response; None: no limit.
     """
     matches = match_text(drafts, target_ids, batch.row_ids)[:num_drafts].cpu()
     generated, acceptance = batch.loss_mask.cpu(), empty_acceptance(num_drafts)

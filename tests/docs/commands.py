@@ -50,8 +50,8 @@ class Command:
     """One command of a page.
 
     Attributes:
-        page, line: where it stands.
-        words: as the shell reads them, without synopsis brackets.
+        page, line: page and line of the command.
+        words: words of the command as the shell reads them, without synopsis brackets.
         needs: what a machine that runs tests lacks; empty: nothing.
     """
 

@@ -119,12 +119,12 @@ def assert_parity(model, ours, naive, lengths, num_positions, firsts=None) -> No
     """Packed documents have the states and gradients of each by itself; the gradients too where steps are recomputed.
 
     Args:
-        model: of both.
+        model: model that both decode with.
         ours: (model, aux, embeddings, positions, layout, K) -> (K, R, H) of the packed documents.
         naive: (model, aux, embeddings, position of token 0, K) -> (K, at most T, H) of one document.
-        lengths: of the documents.
-        num_positions: K.
-        firsts: their first rows with loss; None: all rows have it.
+        lengths: lengths of the documents.
+        num_positions: K, number of draft positions.
+        firsts: first rows with loss of the documents; None: all rows carry loss.
     """
     generator, total = torch.Generator().manual_seed(sum(lengths)), sum(lengths)
     aux = torch.randn(total, 8 * model.shape.num_aux_layers, generator=generator, dtype=torch.float64)

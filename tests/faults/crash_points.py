@@ -71,9 +71,9 @@ class Subject:
 
     Attributes:
         needs: the stage before it; "" for none.
-        arguments: besides SMALL and what is smaller still.
-        copied: folders below data/NAME that it reads under a name of its own.
-        used_up: a folder that it reads and empties.
+        arguments: further arguments of the stage, besides SMALL.
+        copied: folders below data/NAME that the stage reads under another name.
+        used_up: folder that the stage reads and empties.
     """
 
     stage: Stage
@@ -237,11 +237,11 @@ def try_stage(
     """Try the operations of a stage; returns what failed, and prints how many were tried.
 
     Args:
-        subject: the stage.
-        zygote: whose root has the inputs.
-        faults: their names.
-        sample: so many operations for each fault; None: all.
-        chooser: of the sample.
+        subject: stage that is tried.
+        zygote: zygote whose root has the inputs.
+        faults: names of the faults.
+        sample: number of operations tried for each fault; None: all.
+        chooser: random generator of the sample.
     """
     name = subject.stage.name
     subject.clear(zygote.root)

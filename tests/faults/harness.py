@@ -37,10 +37,10 @@ class Undisturbed:
 
     Attributes:
         payload: digest of every file.
-        seconds: it took.
+        seconds: duration of the run.
         first_name: seconds until the first new name.
         names: new names in all, temporary ones included.
-        temporary: of them temporary.
+        temporary: number of temporary names among them.
     """
 
     payload: dict[str, str]
@@ -55,10 +55,10 @@ class Hit:
     """A kill.
 
     Attributes:
-        phase: when.
-        victim: who, in words.
-        seconds: from the start of the command to the kill.
-        names: that the stage had given by then.
+        phase: phase of the stage at the kill.
+        victim: process that was killed, in words.
+        seconds: time from the start of the command to the kill.
+        names: number of names that the stage had created by then.
     """
 
     phase: Phase

@@ -61,10 +61,10 @@ def lose_a_worker(script: str, overrides: list[str], files: Path, log: Path) -> 
     """Run a stage on a cluster with two engines and kill one that is at work once one of 12 files is written.
 
     Args:
-        script: of the stage.
-        overrides: of its recipe.
-        files: their directory, and the pattern of their names.
-        log: of the output of the stage, which is returned.
+        script: script of the stage.
+        overrides: overrides of the recipe.
+        files: directory of the output files, and the pattern of their names.
+        log: path for the output of the stage, which is returned.
     """
     command = (script, "--cluster", "--workers", "2", *overrides)
     with log.open("w") as file:

@@ -41,10 +41,10 @@ def kept_by_the_unroll(
 
     Args:
         recompute: whether steps are recomputed.
-        tokens: of one window.
-        first: its first row with loss.
-        kind: of the drafter.
-        dtype: in which it computes.
+        tokens: tokens of one window.
+        first: first row of the window with loss.
+        kind: type of the drafter.
+        dtype: type that the head computes in.
         own: further keys of its head.
     """
     torch.manual_seed(0)

@@ -67,11 +67,11 @@ class BlockAttention(nn.Module):
         """(P, H) for each slot from `first` on.
 
         Args:
-            block: K + 1 slots (P, H), or (1, H) where a slot is the same for every root.
-            context: (T, H).
-            ropes: of the context, then of each slot.
-            layout: documents and rows.
-            first: slots before it are seen and not computed.
+            block: states of K + 1 slots, each (P, H), or (1, H) where a slot is the same for every root.
+            context: (T, H) states of the text that the slots attend to.
+            ropes: rotations of the context, then of each slot.
+            layout: documents and rows of the batch.
+            first: first slot that is computed; those before it are only attended to.
         """
         keys, values = zip(*map(self.key_value, [context, *block], ropes), strict=True)
         mixed = []
@@ -138,8 +138,8 @@ class DFlashModel(DraftModule):
         Args:
             block: embeddings of the slots, (P, H) or (1, H) each; the first is that of the known token.
             aux: (T, N * H) aux hidden states.
-            positions: (T,) the target's own.
-            layout: documents and rows.
+            positions: (T,) positions that the target had.
+            layout: documents and rows of the batch.
         """
         roots = layout.at(0, positions[layout.rows])
         starts = [positions, *(roots + 1 + j for j in range(len(block)))]

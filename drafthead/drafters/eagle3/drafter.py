@@ -55,9 +55,9 @@ class StepLayout:
     """What one layer computes in one TTT step.
 
     Attributes:
-        rope: cos and sin of the positions given.
-        queries: (R,) which of them go on, or None for all.
-        documents: of those.
+        rope: cos and sin of the positions.
+        queries: (R,) indices of the rows that are computed further; None: all rows.
+        documents: documents of these rows.
     """
 
     rope: tuple[Tensor, Tensor]
@@ -172,10 +172,10 @@ class DraftModel(DraftModule):
 
         Args:
             aux: (T, N * H) aux hidden states.
-            embeddings: (T, H) of the tokens; step k at index t reads that of x[t + 1 + k].
-            positions: (T,) the target's own positions; step k rotates by positions + k.
-            layout: documents and rows.
-            num_steps: K.
+            embeddings: (T, H) embeddings of the tokens; step k at index t reads that of x[t + 1 + k].
+            positions: (T,) positions that the target had; step k rotates by positions + k.
+            layout: documents and rows of the batch.
+            num_steps: K, number of TTT steps.
 
         Returns:
             K times (R, H), or (P_k, H) of the rows that step k is computed for, after the final norm, ready for
