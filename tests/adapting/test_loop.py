@@ -30,10 +30,10 @@ def loop(tmp_path, monkeypatch):
     recipe = tiny_recipe(tmp_path).changed("adapt", min_tokens=7000)
     begin(recipe.head_dir, "head", {"target": {}})
     finish(recipe.head_dir, {})
-    found = Loop.opened(recipe, [])
-    found.state.reference_from = found.served.since = NOW
-    found.save()
-    return found
+    opened = Loop.opened(recipe, [])
+    opened.state.reference_from = opened.served.since = NOW
+    opened.save()
+    return opened
 
 
 def reopened(loop: Loop) -> Loop:
@@ -51,7 +51,7 @@ def answered(loop: Loop, count: int, rate: float, start: float, workload: str = 
 def test_steady_traffic_changes_nothing_and_is_compared_with_one_reference(loop, monkeypatch):
     """Its charts are made once, and older records are forgotten."""
     made = []
-    monkeypatch.setattr(drift, "charts_of", lambda *given, make=drift.charts_of: made.append(1) or make(*given))
+    monkeypatch.setattr(drift, "charts_of", lambda *arguments, make=drift.charts_of: made.append(1) or make(*arguments))
     loop.state.alarmed = NOW - 100  # of the drift before
     for start in (NOW - 100, NOW, NOW + 200):
         answered(loop, 100, 0.6, start)
@@ -153,13 +153,13 @@ def test_a_roll_back_during_a_training_is_not_undone(loop, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("trial_requests", "needed", "served", "candidate", "wanted"),
+    ("trial_requests", "needed", "served", "candidate", "expected"),
     [
         (100, 100, 0.45, 0.6, ("tiny-adapt-1", "watch", True, "in service")),
         (1, 16, 0.6, 0.45, ("tiny", "collect", False, "refused")),  # fewer decide nothing
     ],
 )
-def test_real_requests_decide_after_the_replay(loop, trial_requests, needed, served, candidate, wanted):
+def test_real_requests_decide_after_the_replay(loop, trial_requests, needed, served, candidate, expected):
     state = loop.state
     loop.recipe = loop.recipe.changed("adapt", trial_requests=trial_requests)
     state.phase, state.cycle, state.attempt, state.reference_from = "trial", 1, 1, NOW + 2000
@@ -170,7 +170,7 @@ def test_real_requests_decide_after_the_replay(loop, trial_requests, needed, ser
     assert (loop.served.name, state.phase) == ("tiny", "trial")
     write(folder(loop.recipe) / "counts", rows[:1])
     loop.step()
-    assert (loop.served.name, state.phase, state.probation, state.history[-1]["event"]) == wanted
+    assert (loop.served.name, state.phase, state.probation, state.history[-1]["event"]) == expected
 
 
 def test_a_trial_of_responses_longer_than_its_turns_has_longer_ones_and_ends_with_the_head_in_service(loop):

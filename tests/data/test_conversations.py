@@ -33,10 +33,10 @@ AS_TEXT = [{"type": "function", "function": {"name": "f", "arguments": '{"city":
         ),
         *(
             (
-                [*USER, {"role": "assistant", "content": "a", **given}],
-                (*USER, {"role": "assistant", "content": "a", **kept}),
+                [*USER, {"role": "assistant", "content": "a", **message}],
+                (*USER, {"role": "assistant", "content": "a", **normalised}),
             )
-            for given, kept in (
+            for message, normalised in (
                 ({"tool_calls": AS_TEXT}, {"tool_calls": CALL}),
                 ({"tool_calls": json.dumps(AS_TEXT)}, {"tool_calls": CALL}),
                 ({"function_call": AS_TEXT[0]["function"]}, {"tool_calls": CALL}),

@@ -29,9 +29,9 @@ def test_documents_are_laid_end_to_end_as_stored_and_cast_to_what_reading_gives(
     assert batch.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
     assert batch.input_ids.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
     assert batch.aux.dtype == (torch.float8_e4m3fn if number_format == "fp8" else torch.bfloat16)
-    wanted = torch.cat([torch.cat([store[i].aux[1], store[i].aux[3]], dim=-1) for i in (0, 1)])
+    expected = torch.cat([torch.cat([store[i].aux[1], store[i].aux[3]], dim=-1) for i in (0, 1)])
     for dtype in (torch.bfloat16, torch.float32):
-        torch.testing.assert_close(batch.cast(dtype).aux, wanted.to(dtype), rtol=0, atol=0)
+        torch.testing.assert_close(batch.cast(dtype).aux, expected.to(dtype), rtol=0, atol=0)
 
 
 def test_what_only_the_loss_reads_is_kept_for_the_loss_rows(tmp_path):
@@ -89,8 +89,8 @@ def test_every_valid_position_is_in_exactly_one_window(bits, budget, num_steps):
         rows = slice(window.first_row - window.start, window.end_row - window.start)
         assert tuple(inside[:, rows].sum(1).tolist()) == window.valid
         seen[:, window.first_row : window.end_row] += inside[:, rows].long()
-    wanted = eagle3(num_steps).loss_rows(mask).long()
-    assert (seen == wanted).all()
+    expected = eagle3(num_steps).loss_rows(mask).long()
+    assert (seen == expected).all()
 
 
 def test_a_budget_too_small_for_the_steps_is_refused():

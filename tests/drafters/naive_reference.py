@@ -143,14 +143,14 @@ def assert_parity(model, ours, naive, lengths, num_positions, firsts=None) -> No
     ]
     # Rows behind a document's last root, which has no next token.
     padded = [pad(part, (0, 0, 0, n - part.shape[1])) for part, n in zip(parts, lengths, strict=True)]
-    wanted = torch.cat(padded, dim=1)[:, layout.rows]
-    weights = torch.randn(wanted.shape, generator=generator, dtype=torch.float64) * valid[..., None]
-    wanted_grads = torch.autograd.grad((wanted * weights).sum(), trained, materialize_grads=True)
+    expected = torch.cat(padded, dim=1)[:, layout.rows]
+    weights = torch.randn(expected.shape, generator=generator, dtype=torch.float64) * valid[..., None]
+    wanted_grads = torch.autograd.grad((expected * weights).sum(), trained, materialize_grads=True)
     grads = []
     for model.recompute in (False, True):
-        found = ours(model, aux, embeddings, positions, layout, num_positions)
-        torch.testing.assert_close(found[valid], wanted[valid], rtol=0, atol=1e-9)
-        grads.append(torch.autograd.grad((found * weights).sum(), trained, materialize_grads=True))
+        rows = ours(model, aux, embeddings, positions, layout, num_positions)
+        torch.testing.assert_close(rows[valid], expected[valid], rtol=0, atol=1e-9)
+        grads.append(torch.autograd.grad((rows * weights).sum(), trained, materialize_grads=True))
     for one, again, other in zip(*grads, wanted_grads, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
         torch.testing.assert_close(again, one, rtol=0, atol=1e-12)

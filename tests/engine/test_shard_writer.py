@@ -23,22 +23,22 @@ def test_an_error_on_the_thread_reaches_the_caller_and_the_engines_threads_stay(
 
 
 def test_kept_rows_of_all_steps_come_in_order():
-    kept = KeptRows()
+    kept_rows = KeptRows()
     rows = torch.randn(5, 2, 4)
-    kept.add("a", 0, torch.randn(3, 2, 4))  # an earlier request of that name
-    kept.add("a", 0, rows[:3])
-    kept.add("b", 0, rows)
-    kept.add("a", 3, rows[3:4])
-    kept.add("a", 4, rows[4:])
-    assert torch.equal(kept.take("a", 5), rows)
-    assert torch.equal(kept.take("b", 5), rows)
+    kept_rows.add("a", 0, torch.randn(3, 2, 4))  # an earlier request of that name
+    kept_rows.add("a", 0, rows[:3])
+    kept_rows.add("b", 0, rows)
+    kept_rows.add("a", 3, rows[3:4])
+    kept_rows.add("a", 4, rows[4:])
+    assert torch.equal(kept_rows.take("a", 5), rows)
+    assert torch.equal(kept_rows.take("b", 5), rows)
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(3, 4), (3, 2), (0, 3)])
 def test_missing_and_surplus_kept_rows_are_errors(rows, tokens):
-    kept = KeptRows()
-    kept.add("a", 0, torch.randn(3, 2, 4))
+    kept_rows = KeptRows()
+    kept_rows.add("a", 0, torch.randn(3, 2, 4))
     if not rows:
-        kept.clear()
+        kept_rows.clear()
     with pytest.raises(ValueError, match=rf"a: .* {rows} tokens .* {tokens};"):
-        kept.take("a", tokens)
+        kept_rows.take("a", tokens)

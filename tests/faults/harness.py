@@ -166,11 +166,11 @@ def _wait(watch: Watch, phase: Phase, usual: Undisturbed, chooser: random.Random
         return
     there = len(watch._known)
     if phase == "writing":
-        wanted = 1 + int(number * max(1, usual.temporary - there // 2))
-        watch.until(lambda: len(watch.temporary) >= wanted, alive)
+        expected = 1 + int(number * max(1, usual.temporary - there // 2))
+        watch.until(lambda: len(watch.temporary) >= expected, alive)
         return
-    wanted = int(number * max(1, usual.names - there))
-    watch.until(lambda: len(watch.new) > wanted, alive)
+    expected = int(number * max(1, usual.names - there))
+    watch.until(lambda: len(watch.new) > expected, alive)
     gap = (usual.seconds - usual.first_name) / max(1, usual.names)
     due = time.monotonic() + share * gap
     watch.until(lambda: time.monotonic() >= due, alive)

@@ -32,12 +32,12 @@ def both_forms(size, grad_dtype, block):
     exact = [tensor.double() for tensor in (logits, target_logits, lse)]
     exact_grad = torch.empty_like(exact[0])
     exact_target = objectives.prepare_target(ANALYTIC_OBJECTIVE, exact[1], exact[2])
-    wanted = objectives.score_rows(ANALYTIC_OBJECTIVE, exact[0], exact_target, met, scale.double(), exact_grad)
+    expected = objectives.score_rows(ANALYTIC_OBJECTIVE, exact[0], exact_target, met, scale.double(), exact_grad)
 
     grad = logits if grad_dtype == torch.float32 else torch.empty_like(logits, dtype=grad_dtype)
     target = kernels.prepare_target(ANALYTIC_OBJECTIVE, target_logits, lse, block)
     scored = kernels.score_rows(ANALYTIC_OBJECTIVE, logits, target, met, scale, grad, block)
-    return (*scored, grad), (*wanted, exact_grad)
+    return (*scored, grad), (*expected, exact_grad)
 
 
 def assert_same(ours, exact):
@@ -91,10 +91,10 @@ def test_a_logit_of_minus_infinity_never_trains_wrongly(masked):
         target = kernels.prepare_target(ANALYTIC_OBJECTIVE, target_logits.clamp(min=lowest), lse, 16)
         grad = logits.clamp(min=lowest)
         results.append((kernels.score_rows(ANALYTIC_OBJECTIVE, grad, target, met, scale, grad, 16).loss, grad))
-    (loss, grad), (wanted, wanted_grad) = results
+    (loss, grad), (expected, wanted_grad) = results
     known, whole = loss.isfinite(), grad.isfinite().all(-1)
     nothing_first = masked == slice(0, 16)  # a first block without a logit: neither is finite
     assert not known.all()
     assert not known.any() if nothing_first else whole.all()
-    torch.testing.assert_close(loss[known], wanted[known])
+    torch.testing.assert_close(loss[known], expected[known])
     torch.testing.assert_close(grad[whole], wanted_grad[whole])

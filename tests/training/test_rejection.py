@@ -64,10 +64,10 @@ def test_loss_and_gradients_are_those_of_drafts_walked_one_by_one(store, build):
     ours = module(together.prepared(drafter.num_positions, "cpu", computed).to(CPU, torch.float64), target, scale)
     alone = [batch.to(CPU, torch.float64) for batch in alone]
     parts = [walked(model, batch, target, scale) for batch in alone]
-    wanted, hits = sum(loss for loss, _ in parts), sum(hits for _, hits in parts)
+    expected, hits = sum(loss for loss, _ in parts), sum(hits for _, hits in parts)
     assert hits > 10, "where nothing is accepted, only first drafts are compared"
-    torch.testing.assert_close((ours.position_sums * scale).sum(), wanted.detach(), rtol=0, atol=1e-9)
-    grads = [torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (ours.loss, wanted)]
+    torch.testing.assert_close((ours.position_sums * scale).sum(), expected.detach(), rtol=0, atol=1e-9)
+    grads = [torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (ours.loss, expected)]
     for one, other in zip(*grads, strict=True):
         assert (one is None) == (other is None)
         assert one is None or (one - other).abs().max() < 1e-9
