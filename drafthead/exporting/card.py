@@ -128,7 +128,7 @@ def _data(recipe: Recipe, step: int) -> dict[str, Any] | None:
     responses, run = directory / artifacts.MANIFEST, recipe.run_dir / artifacts.MANIFEST
     if not all(path.exists() for path in (responses, prompts.with_name(artifacts.MANIFEST), run)):
         return None
-    made, manifest = artifacts.read_json(run), artifacts.read_json(responses)
+    run_manifest, manifest = artifacts.read_json(run), artifacts.read_json(responses)
     if manifest["identity"]["prompts"] != artifacts.reference(artifacts.read_manifest(recipe.prompts_dir)):
         return None  # drawn anew since
     noted, answered = noted_prompts(recipe.run_dir), {prompt_of(name) for name in read_categories(directory)}
@@ -136,7 +136,7 @@ def _data(recipe: Recipe, step: int) -> dict[str, Any] | None:
         return None  # and answered anew
     rows = pq.read_table(prompts, columns=["id", "source", "category"]).to_pylist()
     mix = Counter((row["source"], row["category"]) for row in rows if row["id"] in answered)
-    epochs = made["identity"]["train"]["epochs"] * step / made["counts"]["total_steps"]
+    epochs = run_manifest["identity"]["train"]["epochs"] * step / run_manifest["counts"]["total_steps"]
     return {
         **manifest["counts"],
         "source": response_source(manifest["identity"]["settings"]),

@@ -109,8 +109,8 @@ class _Planner:
 
     def regenerate(self) -> StagePlan:
         """A response to every prompt that has none."""
-        made = [amount for split, amount in self.amounts.items() if self.recipe.responses.regenerates(split)]
-        sequences, prompts, generated = (sum(getattr(one, n) for one in made) for n in (
+        amounts = [amount for split, amount in self.amounts.items() if self.recipe.responses.regenerates(split)]
+        sequences, prompts, generated = (sum(getattr(one, n) for one in amounts) for n in (
             "sequences", "prompt", "generated"))  # fmt: skip
         return self._answering("regenerate", Amount(sequences, prompts, generated, self.amounts["train"].note))
 

@@ -72,15 +72,15 @@ def open_inputs(recipe: Recipe) -> Inputs:
     spec = recipe_spec(recipe)
     start = find_start(recipe, spec)
     online = recipe.states.spool_shards is not None
-    train, made_train, train_reference = (_open_spool if online else _open_store)(recipe, "train")
-    validation, made_validation, validation_reference = _open_store(recipe, "validation")
-    for split, made in (("train", made_train), ("validation", made_validation)):
-        stored_target, target = target_names(made["target"], recipe, spec)
+    train, train_identity, train_reference = (_open_spool if online else _open_store)(recipe, "train")
+    validation, validation_identity, validation_reference = _open_store(recipe, "validation")
+    for split, store_identity in (("train", train_identity), ("validation", validation_identity)):
+        stored_target, target = target_names(store_identity["target"], recipe, spec)
         expected = {
             "target": target, "aux_layer_ids": list(recipe.target.aux_layer_ids), "format": recipe.states.format,
             "dtype": recipe.target.dtype, "prompt_loss": recipe.states.prompt_loss,
         }  # fmt: skip
-        stored = {**{name: made[name] for name in expected}, "target": stored_target}
+        stored = {**{name: store_identity[name] for name in expected}, "target": stored_target}
         _check_fits(recipe.states_dir(split), stored, expected)
     identity = {
         "states": {"train": train_reference, "validation": validation_reference},

@@ -323,7 +323,7 @@ def test_what_cannot_be_represented_is_refused(public, damage, message):
 def test_a_head_that_is_not_there_is_named_as_one(head, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_here("export/import_head.py", f"output_dir={tmp_path}", "--head", head) == 1
-    said = capsys.readouterr().err
-    assert head in said
-    assert "config.json" in said
-    assert "target" not in said
+    stderr = capsys.readouterr().err
+    assert head in stderr
+    assert "config.json" in stderr
+    assert "target" not in stderr

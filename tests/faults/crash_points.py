@@ -315,13 +315,13 @@ def _state(stage: Stage, root: Path) -> str:
     """A digest of everything that lies in a stage's folders, but for times and random names."""
     found = []
     for name in stage.names(root):
-        path, said = root / name, ""
+        path, text = root / name, ""
         if path.is_file() and path.name != LOCK:
             try:
-                said = content(path)
+                text = content(path)
             except Exception:  # it is half written
-                said = sha256_file(path)
-        found.append((_RANDOM.sub("", name), said))
+                text = sha256_file(path)
+        found.append((_RANDOM.sub("", name), text))
     return artifacts.digest([stage.name, *sorted(found)])
 
 

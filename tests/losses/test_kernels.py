@@ -30,8 +30,8 @@ def test_cases_where_this_machine_can_run_them(version, tmp_path):
         variables["PYTHONPATH"] = str(tmp_path)
         assert run_ok("-c", "import triton; print(triton.__version__)", **variables).strip() == version
     cases = ("tests/losses/kernel_cases.py", "tests/drafters/kernel_cases.py")
-    said = run_ok("-m", "pytest", *cases, "-q", "-p", "no:cacheprovider", **variables)
-    assert " passed" in said
+    output = run_ok("-m", "pytest", *cases, "-q", "-p", "no:cacheprovider", **variables)
+    assert " passed" in output
     shutil.rmtree(tmp_path)  # 640 MB
 
 

@@ -53,12 +53,12 @@ def test_a_run_by_coverage_trains_reports_and_exports(fresh_recipe):
     (recipe.directory() / "data").unlink()
     shutil.copytree(fresh_recipe(name="source").directory() / "data", recipe.directory() / "data")
     with_categories(recipe)
-    said = launching.run(recipe, *BY_COVERAGE)
-    size = int(said.split("draft vocabulary ")[1].split(" of ")[0])
+    output = launching.run(recipe, *BY_COVERAGE)
+    size = int(output.split("draft vocabulary ")[1].split(" of ")[0])
     assert size % 64 == 0
     assert size < 256
-    assert "\n  chat                 " in said
-    assert "\n  code                 " in said
+    assert "\n  chat                 " in output
+    assert "\n  code                 " in output
     head = export_head(recipe, serve_check=False)  # the texts are made up: nothing to serve
     tensors, config = load_file(head / "model.safetensors"), json.loads((head / "config.json").read_text())
     assert config["draft_vocab_size"] == len(tensors["d2t"]) == tensors["lm_head.weight"].shape[0] == size

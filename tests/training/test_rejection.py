@@ -35,11 +35,11 @@ def walked(model, batch, target, scale) -> tuple[torch.Tensor, int]:
     rows = model.head_rows(batch, target.embeddings, K)
     log_q = (rows.states @ model.head_weight.T).log_softmax(-1).unflatten(0, (K, -1))
     log_r = (target.normed(batch.last_hidden) @ target.head_rows.T).log_softmax(-1)
-    text, said = batch.row_ids.tolist(), batch.loss_mask.tolist()
+    text, learned = batch.row_ids.tolist(), batch.loss_mask.tolist()
     loss, hits = torch.zeros((), dtype=torch.float64), 0
     for root in range(len(text) - 2):
         for k in range(K):
-            if root + 2 + k >= len(text) or not all(said[root + 2 : root + 3 + k]) or not batch.scored[k, root]:
+            if root + 2 + k >= len(text) or not all(learned[root + 2 : root + 3 + k]) or not batch.scored[k, root]:
                 break
             hit = 2 * (int(log_q[k, root].argmax()) % 3) == text[root + 2 + k]
             q, r = log_q[k, root], log_r[batch.of_row[root + 1 + k]]

@@ -62,7 +62,7 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
     head = export_head(small_recipe(Path(first.output_dir)), serve_check=False)
     import_head(small_recipe(Path(second.output_dir), "name=elsewhere"), str(head))
     recipe = small_recipe(Path(second.output_dir), "train.init_from=runs/elsewhere")
-    said = run(recipe, "train.init_from=runs/elsewhere")
+    output = run(recipe, "train.init_from=runs/elsewhere")
 
     best = artifacts.require(first.run_dir, "run", "")["counts"]["best_step"]
     trained = load_file(first.run_dir / f"checkpoints/step_{best:08d}/model.safetensors")
@@ -76,7 +76,7 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
     assert steps[0]["loss"] == pytest.approx(first_loss(recipe, trained), rel=rounding(torch.float32, 3 * 192))
     assert steps[0]["loss"] < 0.5 * losses(first.run_dir)[0]
     assert steps[0]["learning_rate"] == pytest.approx(recipe.train.learning_rate)  # one step of warm-up, begun anew
-    assert "runs/elsewhere" in said
+    assert "runs/elsewhere" in output
 
     # Where it came from, in the manifest of run and head and on the card.
     record = artifacts.require(recipe.run_dir, "run", "")["identity"]["started_from"]
@@ -218,10 +218,10 @@ def test_ranks_that_do_not_divide_a_step_are_refused(fresh_recipe, monkeypatch):
 def test_the_vocabulary_is_chosen_again_from_the_new_text(ancestor):
     """The ancestor's is of random tokens; the run's covers its text, and keeps what the ancestor has otherwise."""
     recipe = started(ancestor)
-    said = run(recipe, "train.init_from=runs/other")
-    assert "the prompts that it learned from are not known" in said
+    output = run(recipe, "train.init_from=runs/other")
+    assert "the prompts that it learned from are not known" in output
     assert noted_prompts(recipe.run_dir) == open_inputs(recipe).prompt_ids  # its own are, whatever came before
-    assert " covers 100.00% of generated tokens" in said
+    assert " covers 100.00% of generated tokens" in output
     before = load_file(ancestor.run_dir / "checkpoints/step_00000007/model.safetensors")["t2d"]
     after = load_file(max(recipe.run_dir.glob("checkpoints/*/model.safetensors")))["t2d"]
     assert before.sum() == after.sum() == 256
