@@ -42,12 +42,12 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as directory:
         settings = recipe.adapt.model_copy(update={"consent": "given"})
-        own = recipe.model_copy(update={"output_dir": directory, "adapt": settings})
+        adapting = recipe.model_copy(update={"output_dir": directory, "adapt": settings})
         speculative = drafter_of(recipe.head).vllm.speculative_config(
             str(recipe.head_dir), recipe.eval.num_draft_tokens
         )
         plain = running_server(recipe, Path(directory) / "plain.log", speculative=speculative)
-        with plain as without, serving(own, recipe.head_dir) as control:
+        with plain as without, serving(adapting, recipe.head_dir) as control:
             servers = {"without": without, "with": control.server}
             for server in servers.values():
                 warm_up(server, requests[:8], recipe.eval.max_tokens)

@@ -25,7 +25,7 @@ from openai_harmony import (
 )
 from transformers import AutoTokenizer
 
-from drafthead.data.prompts import Prompt, RowError, cut, parse_messages, prompt_id
+from drafthead.data.prompts import Prompt, RowError, parse_messages, prompt_id, split_turns
 from drafthead.data.rendering import KeptResponses, Renderer, UnrenderableError
 
 DAY, EFFORT = date(2025, 8, 5), "low"
@@ -39,7 +39,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
     encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     render = Renderer(tokenizer, DAY)
-    kept = KeptResponses(render, tokenizer, set(tokenizer.convert_tokens_to_ids(["<|return|>", "<|call|>"])))
+    render_response = KeptResponses(render, tokenizer, set(tokenizer.convert_tokens_to_ids(["<|return|>", "<|call|>"])))
     counts: Counter[str] = Counter()
     for line in args.chats.open(encoding="utf-8"):
         if (prompt := prompt_with_response(json.loads(line))) is None:
@@ -49,7 +49,7 @@ def main() -> None:
             prompt_ids = render(prompt, EFFORT)
             same = prompt_ids == reference(encoding, prompt)
             counts["prompts equal" if same else "prompts DIFFERENT"] += 1
-            kept(prompt, prompt_ids, EFFORT)
+            render_response(prompt, prompt_ids, EFFORT)
             counts["responses with a boundary"] += 1
         except UnrenderableError as error:
             counts[error.reason] += 1
@@ -63,7 +63,7 @@ def prompt_with_response(row: dict) -> Prompt | None:
         messages = parse_messages(row.get("conversations") or row.get("messages"))
     except RowError:
         return None
-    complete = [(prompt, response) for prompt, response in cut(messages, "all") if response]
+    complete = [(prompt, response) for prompt, response in split_turns(messages, "all") if response]
     if not complete or {message["role"] for message in messages} != {"user", "assistant"}:
         return None
     prompt, response = complete[-1]

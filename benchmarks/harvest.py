@@ -57,9 +57,9 @@ def jobs_of(recipe: Recipe, directory: Path, sequences: int) -> list[ShardJob]:
     """Shards of the training responses, `sequences` in all, to be written below `directory`."""
     jobs: list[ShardJob] = []
     for job in list_jobs(recipe, "train"):
-        wanted = sequences - sum(len(j.responses) for j in jobs)
-        if wanted > 0:
-            jobs.append(replace(job, path=directory / job.path.name, responses=job.responses[:wanted]))
+        remaining = sequences - sum(len(j.responses) for j in jobs)
+        if remaining > 0:
+            jobs.append(replace(job, path=directory / job.path.name, responses=job.responses[:remaining]))
     return jobs
 
 
@@ -80,8 +80,8 @@ def time_plain(recipe: Recipe, jobs: Sequence[ShardJob]) -> Taken:
         def read(texts: Iterable[list[int]]) -> None:
             engine.generate([GenerationRequest(ids, 1, 0.0, None) for ids in texts])
 
-        read([ids for _, ids, _ in jobs[0].texts()[:32]])
-        return taken(lambda: [read([ids for _, ids, _ in job.texts()]) for job in jobs])
+        read([sequence.token_ids for sequence in jobs[0].sequences()[:32]])
+        return taken(lambda: [read([sequence.token_ids for sequence in job.sequences()]) for job in jobs])
 
 
 def time_harvest(recipe: Recipe, spec: TargetSpec, jobs: Sequence[ShardJob]) -> Taken:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from drafthead.config import REPO_ROOT, load_recipe
-from drafthead.data.packing import cut, pack, plan_epoch
+from drafthead.data.packing import pack, plan_epoch, split_windows
 from drafthead.data.shard import StateSequence, shard_path, write_shard
 from drafthead.data.store import StateStore
 from drafthead.drafters.registry import drafter_of
@@ -48,7 +48,7 @@ def write_store(folder: Path, number_format: str, gib: float) -> None:
 def read(folder: Path) -> tuple[int, float]:
     """Tokens of one epoch, and the seconds that reading its micro batches took."""
     store, drafter = StateStore(folder), drafter_of(load_recipe(REPO_ROOT / "configs" / "gpt-oss-120b.yaml").head)
-    windows = [w for i in range(len(store)) for w in cut(i, store.tokens(i)[1], BUDGET, drafter)]
+    windows = [w for i in range(len(store)) for w in split_windows(i, store.tokens(i)[1], BUDGET, drafter)]
     plan, pin = plan_epoch(windows, BUDGET, 0, 0), torch.cuda.is_available()
     device = torch.device("cuda" if pin else "cpu")
     K, kind = drafter.num_positions, device.type

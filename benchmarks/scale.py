@@ -35,7 +35,7 @@ from drafthead import artifacts
 from drafthead.config import REPO_ROOT, load_recipe
 from drafthead.data import responses as answers
 from drafthead.data import store as states
-from drafthead.data.packing import cut, plan_epoch
+from drafthead.data.packing import plan_epoch, split_windows
 from drafthead.data.shard import StateSequence, shard_path, write_shard
 from drafthead.drafters.registry import drafter_of
 from drafthead.generation.prompts import make_prompts
@@ -69,9 +69,9 @@ def responses(count: int, folder: Path) -> Callable[[], object]:
     artifacts.begin(directory, answers.KIND, {})
     ids, text = list(range(ANSWER)), "text " * ANSWER
     one = answers.Response("", "chat", ids, ids, [], text, "stop", 1.0, "low", 0)
-    first, *others = (answers.part_path(directory, part) for part in range(max(1, count // PART)))
+    first, *further_parts = (answers.part_path(directory, part) for part in range(max(1, count // PART)))
     answers.write_part(first, [replace(one, id=f"{i:064x}") for i in range(min(count, PART))])
-    _link(first, others)
+    _link(first, further_parts)
     artifacts.finish(directory, {})
     return lambda: sum(job.num_tokens for job in list_jobs(recipe, "train"))
 
@@ -81,9 +81,9 @@ def store(count: int, folder: Path) -> Callable[[], object]:
     _write_shards(folder, count, tokens=8, hidden=16, layers=(2,))
 
     def opened() -> None:
-        found = states.StateStore(folder)
-        for index in range(len(found)):
-            found.tokens(index)
+        opened_store = states.StateStore(folder)
+        for index in range(len(opened_store)):
+            opened_store.tokens(index)
 
     return opened
 
@@ -92,7 +92,7 @@ def epoch(count: int, folder: Path) -> Callable[[], object]:
     """Documents cut into windows, packed into batches and ordered."""
     drafter, mask = drafter_of(load_recipe().head), torch.ones(DOCUMENT, dtype=torch.bool)
     mask[:50] = False
-    return lambda: plan_epoch([w for i in range(count) for w in cut(i, mask, 4096, drafter)], 4096, 0, 0)
+    return lambda: plan_epoch([w for i in range(count) for w in split_windows(i, mask, 4096, drafter)], 4096, 0, 0)
 
 
 def verify(count: int, folder: Path) -> Callable[[], object]:
@@ -120,14 +120,14 @@ def results(count: int, folder: Path) -> Callable[[], object]:
 def _write_shards(folder: Path, count: int, tokens: int, hidden: int, layers: Sequence[int]) -> None:
     ids, mask = torch.arange(tokens).int(), torch.ones(tokens, dtype=torch.uint8)
     rows = torch.rand(tokens, hidden).bfloat16()
-    first, *others = (shard_path(folder, index) for index in range(max(1, count)))
+    first, *further_shards = (shard_path(folder, index) for index in range(max(1, count)))
     sequence = StateSequence("p", ids, mask, dict.fromkeys(layers, rows), rows, ids, torch.zeros(tokens))
     write_shard(first, [sequence], 8)
-    _link(first, others)
+    _link(first, further_shards)
 
 
-def _link(first: Path, others: Sequence[Path]) -> None:
-    for index, path in enumerate(others, start=1):  # a file can have 65,000 names
+def _link(first: Path, copies: Sequence[Path]) -> None:
+    for index, path in enumerate(copies, start=1):  # a file can have 65,000 names
         if index % _LINKS == 0:
             first = Path(shutil.copy(first, path))
         else:
@@ -166,12 +166,12 @@ def main() -> None:
             except Exception as error:
                 print(f"| {name} | {size:,} | failed: {type(error).__name__}: {error} | | | |", flush=True)
                 break
-            found = (size, max(seconds, 1e-3), max(memory, 1e-3))
-            growth = [math.log(now / then) for now, then in zip(found, before, strict=False)]
+            costs = (size, max(seconds, 1e-3), max(memory, 1e-3))
+            growth = [math.log(now / then) for now, then in zip(costs, before, strict=False)]
             exponents = [f"{grown / growth[0]:.2f}" for grown in growth[1:]] or ["", ""]
             cells = f"{seconds:.1f} | {exponents[0]} | {memory:,.0f} | {exponents[1]}"
             print(f"| {name} | {size:,} | {cells} |", flush=True)
-            before = found
+            before = costs
 
 
 if __name__ == "__main__":

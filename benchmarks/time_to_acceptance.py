@@ -80,10 +80,10 @@ class Course:
     """A contestant on its way.
 
     Attributes:
-        player: its process.
-        shape: of its head.
-        points: from step 0 on.
-        agreement: least share of drafts in which its own model agreed with the replay; None: it is the model.
+        player: process of the contestant.
+        shape: shape of the contestant's head.
+        points: measured points, from step 0 on.
+        agreement: least share of drafts in which the contestant's model agreed with the replay; None: it is the model.
     """
 
     player: Player
@@ -130,8 +130,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # a plain exit, which ends the contestants
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
     pairs = list(product(CONTESTANTS, VARIANTS))
-    given = args.contestants.split(",")
-    if unknown := set(given) - {*CONTESTANTS, *map(" ".join, pairs)}:
+    names = args.contestants.split(",")
+    if unknown := set(names) - {*CONTESTANTS, *map(" ".join, pairs)}:
         raise ValueError(f"no {min(unknown)}: --contestants {','.join(CONTESTANTS)}, or `ours same` and the like")
     torch.set_num_threads(args.threads)
     if args.heads:
@@ -143,7 +143,7 @@ def main() -> None:
         raise ValueError("peers train eagle3 heads from their target, here in fp32: head.type, train.precision")
     with tempfile.TemporaryDirectory(prefix="drafthead-bench-") as directory, ExitStack() as stack:
         replay, plan = write_inputs(recipe, args, overrides, Path(directory))
-        asked = [(name, variant) for name, variant in pairs if {name, f"{name} {variant}"} & set(given)]
+        asked = [(name, variant) for name, variant in pairs if {name, f"{name} {variant}"} & set(names)]
         loaded = [start(name, variant, replay, Path(directory), args, stack) for name, variant in asked]
         courses = [course for course in loaded if course is not None]
         train(courses, replay, plan, Path(directory), args)
@@ -157,12 +157,12 @@ def write_inputs(
 ) -> tuple[Replay, Plan]:
     """What every contestant starts from; the plan is the one that the recipe's trainer makes."""
     inputs, drafter, config = open_inputs(recipe), drafter_of(recipe.head), recipe.train
-    found = survey(inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, drafter)
-    vocabulary, pieces = draft_vocabulary(recipe, found), load_pieces(recipe.target_path, recipe.target.revision)
+    token_survey = survey(inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, drafter)
+    vocabulary, pieces = draft_vocabulary(recipe, token_survey), load_pieces(recipe.target_path, recipe.target.revision)
     stream = plan_stream(
-        inputs.train, found.windows, config.tokens_per_batch, config.seed, config.epochs, config.batches_per_step
+        inputs.train, token_survey.windows, config.tokens_per_batch, config.seed, config.epochs, config.batches_per_step
     )
-    if len({w.document for w in found.windows}) != len(found.windows):
+    if len({w.document for w in token_survey.windows}) != len(token_survey.windows):
         raise ValueError("a document is longer than train.tokens_per_batch and peers take documents whole: raise it")
     M = config.batches_per_step
     groups = [stream[i : i + M] for i in range(0, len(stream) // M * M, M)]
@@ -324,8 +324,8 @@ def summarise(
 
 def ahead(ours: Point, other: Point) -> Change:
     """Acceptance length of one contestant over another's, less 1, paired by prompt."""
-    (drafts, accepted), others = ((np.transpose([p.drafts]), np.transpose([p.accepted])) for p in (ours, other))
-    return length_change((drafts, accepted), others)
+    (drafts, accepted), theirs = ((np.transpose([p.drafts]), np.transpose([p.accepted])) for p in (ours, other))
+    return length_change((drafts, accepted), theirs)
 
 
 def report(courses: list[Course], prompts: int, plan: Plan, recipe: Recipe, args: argparse.Namespace) -> None:
@@ -341,7 +341,7 @@ def report(courses: list[Course], prompts: int, plan: Plan, recipe: Recipe, args
         "acceptance length at the end", *(f"{name} is longer by, %" for name in ours), title=title,
     )  # fmt: skip
     for row in summary["contestants"]:
-        longer = {name: Change(**found) for name, found in row["ahead"].items()}
+        longer = {name: Change(**change) for name, change in row["ahead"].items()}
         reached = ["not reached", "-", "-"]
         if row["steps"] is not None:
             reached = [f"{row['seconds']:.1f}", f"{row['steps']}", f"{row['tokens']:,}"]

@@ -87,8 +87,8 @@ def compete(
             continue
         for variant in ways:
             console.print(f"first step of {contestant.name} {variant}")
-            given = ["--shape", shape.name, "--inputs", str(inputs), "--device", shape.device]
-            player = Player(contestant, variant, python, [*given, "--drafter", options.drafter], options.threads)
+            arguments = ["--shape", shape.name, "--inputs", str(inputs), "--device", shape.device]
+            player = Player(contestant, variant, python, [*arguments, "--drafter", options.drafter], options.threads)
             player.prepare()
             if player.entry.error:
                 console.print(f"[red]failed[/red] {player.entry.name}")

@@ -48,7 +48,7 @@ def main() -> None:
         return
     if not args.rate > 0:
         raise ValueError(f"--rate {args.rate:g}: give requests per second, more than 0")
-    locks.hold(folder(recipe))
+    locks.acquire(folder(recipe))
     loop = Loop.opened(recipe, command)
     requests = read_traffic(recipe, args.traffic) if args.traffic else []
     load = LoadConfig(request_rate=args.rate, concurrency=recipe.engine.max_num_seqs)
@@ -70,7 +70,7 @@ def roll_back(loop: Loop) -> None:
     if (running := Control.running(loop.recipe)) is not None:
         running.load(loop.head_dir(before.name))
     try:
-        locks.hold(folder(loop.recipe), patience=0)
+        locks.acquire(folder(loop.recipe), timeout_s=0)
     except locks.InUseError:
         print(f"{before.name} drafts again; the loop that is running notes it when its present step ends")
     else:

@@ -29,7 +29,7 @@ from typing import Annotated, Any, NoReturn
 from pydantic import AfterValidator, BaseModel
 
 from drafthead import locks
-from drafthead.files import foreign, remove_leftovers, sha256_file, write_json
+from drafthead.files import reading_external, remove_leftovers, sha256_file, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def read_json(path: Path) -> Any:
     Raises:
         ArtifactError: the file is not JSON.
     """
-    with foreign(path, f"Delete {path.parent} and make it again", ArtifactError):
+    with reading_external(path, f"Delete {path.parent} and make it again", ArtifactError):
         return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -84,7 +84,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         ArtifactError: it is damaged, or names a file outside its directory.
     """
     manifest = read_json(directory / MANIFEST)
-    with foreign(directory / MANIFEST, f"Delete {directory} and make it again", ArtifactError):
+    with reading_external(directory / MANIFEST, f"Delete {directory} and make it again", ArtifactError):
         _Manifest.model_validate(manifest)
     return manifest
 
@@ -96,9 +96,9 @@ def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = 
     is unfinished again: the caller makes what is missing.
 
     Args:
-        directory: of the artifact.
-        kind: of artifact.
-        identity: what it is made from.
+        directory: directory of the artifact.
+        kind: kind of artifact, such as "states".
+        identity: inputs and settings that the artifact is made from.
         thinned: files may be missing from a complete one, as old checkpoints of a run.
         alone: lock the directory against other processes, until `finish` or the end of this one.
 
@@ -108,19 +108,19 @@ def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = 
     """
     _check_links(directory)
     if alone and not locks.holds(directory):
-        locks.hold(directory)
+        locks.acquire(directory)
     complete = True  # or of another identity: nothing is written
     try:
         complete = _claimed(directory, {"kind": kind, "schema_version": SCHEMA_VERSION, **identity}, thinned)
     finally:
         if complete:
-            locks.let_go(directory)
+            locks.release(directory)
     return complete
 
 
 def unclaim(directory: Path) -> None:
     """Give up a directory in which nothing but the claim was written, so that another recipe may try."""
-    locks.let_go(directory)
+    locks.release(directory)
     with suppress(OSError):  # another rank gives it up at the same time
         if [path.name for path in directory.iterdir()] == [IDENTITY]:
             (directory / IDENTITY).unlink()
@@ -129,21 +129,21 @@ def unclaim(directory: Path) -> None:
 
 
 def _claimed(directory: Path, identity: dict[str, Any], thinned: bool) -> bool:
-    wanted, path = json.loads(json.dumps(identity)), directory / IDENTITY
+    expected, path = json.loads(json.dumps(identity)), directory / IDENTITY
     # One listing: another process may claim the directory and fill it between two looks.
     names = [p.name for p in directory.iterdir() if not p.name.startswith(".")] if directory.exists() else []
     if not names:
-        write_json(path, wanted)
+        write_json(path, expected)
         return False
     if IDENTITY not in names:
         raise ArtifactError(
             f"{directory} holds files that no stage has claimed ({_some(sorted(names))}); "
             "move them away or choose another name in the recipe"
         )
-    found = read_json(path)
-    if found != wanted:
+    stored = read_json(path)
+    if stored != expected:
         raise ArtifactError(
-            f"{directory} was made from something else:\n{describe_difference(found, wanted)}\n"
+            f"{directory} was made from something else:\n{describe_difference(stored, expected)}\n"
             f"delete {directory}, or give the recipe another name (name=...)"
         )
     _remove_leftovers(directory)
@@ -172,8 +172,8 @@ def finish(directory: Path, counts: dict[str, Any], lasting: bool = True) -> dic
     """Write the manifest over every file in `directory`; the artifact is complete from here on.
 
     Args:
-        directory: of the artifact.
-        counts: of its contents, for the manifest.
+        directory: directory of the artifact.
+        counts: numbers of the artifact's contents, for the manifest.
         lasting: False for files that a consumer deletes; none is listed then.
     """
     listed = _visible_files(directory) if lasting else []
@@ -181,7 +181,7 @@ def finish(directory: Path, counts: dict[str, Any], lasting: bool = True) -> dic
     identity = read_json(directory / IDENTITY)
     manifest = {"identity": identity, "counts": counts, "files": files, "made_by": made_by()}
     write_json(directory / MANIFEST, manifest)
-    locks.let_go(directory)
+    locks.release(directory)
     return manifest
 
 
@@ -222,8 +222,8 @@ def require(
 
     Args:
         directory: where the artifact should be.
-        kind: what it must be.
-        made_with: the command that makes it, for the error message.
+        kind: kind that the artifact must have.
+        made_with: command that makes the artifact, for the error message.
         thinned: files may be missing, as old checkpoints of a run; otherwise each must be there with its size.
         every_byte: compare checksums too.
 
@@ -270,8 +270,8 @@ def verify_files(directory: Path) -> list[str]:
     """
     manifest = read_manifest(directory)
     lost = lost_files(directory, manifest)
-    found = file_entries(directory, [name for name in manifest["files"] if name not in lost])
-    return [name for name, listed in manifest["files"].items() if found.get(name) != listed]
+    entries = file_entries(directory, [name for name in manifest["files"] if name not in lost])
+    return [name for name, listed in manifest["files"].items() if entries.get(name) != listed]
 
 
 def _some(names: list[str]) -> str:
@@ -284,16 +284,16 @@ def reference(manifest: dict[str, Any]) -> str:
     return digest({"identity": manifest["identity"], "files": contents})
 
 
-def describe_difference(found: Any, wanted: Any, key: str = "") -> str:
+def describe_difference(actual: Any, expected: Any, key: str = "") -> str:
     """One line per value that differs, as `  key: found ... , wanted ...`."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
+    if isinstance(actual, dict) and isinstance(expected, dict):
         lines = [
-            describe_difference(found.get(name), wanted.get(name), f"{key}.{name}" if key else name)
-            for name in sorted({*found, *wanted})
-            if found.get(name) != wanted.get(name)
+            describe_difference(actual.get(name), expected.get(name), f"{key}.{name}" if key else name)
+            for name in sorted({*actual, *expected})
+            if actual.get(name) != expected.get(name)
         ]
         return "\n".join(lines)
-    return f"  {key}: found {found!r}, wanted {wanted!r}"
+    return f"  {key}: found {actual!r}, wanted {expected!r}"
 
 
 def made_by() -> dict[str, Any]:

@@ -27,7 +27,7 @@ _ADVICE = {
     errno.ENOENT: "make it, or give another path",
     errno.ENOTDIR: "give another path",
     errno.EISDIR: "give another path",
-    errno.ELOOP: "mend the links on the way, or give another path",
+    errno.ELOOP: "fix the symbolic links in this path, or give another path",
 }
 _LOOK = "look at its disk, and run the same command, which continues"
 
@@ -74,24 +74,24 @@ def describe(error: Exception) -> str:
 
     Errors that this project raises itself have no code and say all that already.
     """
-    said, code = str(error), getattr(error, "errno", None)
+    message, code = str(error), getattr(error, "errno", None)
     if isinstance(error, OSError) and code is None:
-        return f"{type(error).__name__}: {said}"
+        return f"{type(error).__name__}: {message}"
     if ran_out(error):
-        return f"DiskFullError: {said}; make room and run the same command, which continues"
-    if isinstance(error, SafetensorError) and "os error" not in said:
+        return f"DiskFullError: {message}; make room and run the same command, which continues"
+    if isinstance(error, SafetensorError) and "os error" not in message:
         advice = "it is damaged or cut short: delete it and make it again, or fetch it again"
     else:
         advice = _ADVICE.get(code or 0, _LOOK)
-    return f"{type(error).__name__}: {said}; {advice}"
+    return f"{type(error).__name__}: {message}; {advice}"
 
 
 _REFUSALS = (ValueError, ImportError, ModuleNotFoundError, NotImplementedError)
 
 
 @contextmanager
-def foreign(
-    path: object, action: str, kind: type[ValueError] = ForeignFileError, unsupported: str = ""
+def reading_external(
+    path: object, fix: str, error_type: type[ValueError] = ForeignFileError, unsupported: str = ""
 ) -> Iterator[None]:
     """Read what others wrote: a library may answer a malformed file with any exception, which becomes one error.
 
@@ -99,25 +99,25 @@ def foreign(
     could read and does not take: such a refusal is passed on in its own words, not as damage.
 
     Args:
-        path: of the file or directory, for the message.
-        action: what to do about it, likewise.
-        kind: of the error.
-        unsupported: what to do about a refusal, where that is something else.
+        path: path of the file or directory, for the message.
+        fix: what the user should do about a damaged file, for the message.
+        error_type: type of the error to raise.
+        unsupported: what the user should do about a refusal; empty: `fix`.
 
     Raises:
-        ForeignFileError: or `kind`; whatever the block raises, but for what the operating system says of the file.
+        ForeignFileError: or `error_type`, for whatever the block raises; errors of the operating system pass unchanged.
     """
     try:
         yield
     except Exception as error:
         if isinstance(error, OSError) and (error.errno is not None or isinstance(error, FileNotFoundError)):
             raise
-        said = str(error)
+        message = str(error)
         if isinstance(error, ValidationError):  # which writes four lines about each problem
-            said = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+            message = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
         if type(error) in _REFUSALS:
-            raise kind(f"{path}: {said.strip().removesuffix('.')}. {unsupported or action}") from error
-        raise kind(f"{path} cannot be read ({type(error).__name__}: {said}). {action}") from error
+            raise error_type(f"{path}: {message.strip().removesuffix('.')}. {unsupported or fix}") from error
+        raise error_type(f"{path} cannot be read ({type(error).__name__}: {message}). {fix}") from error
 
 
 def _disk_full(path: Path, why: str) -> DiskFullError:
@@ -206,9 +206,9 @@ def delete_folder(path: Path) -> None:
         shutil.rmtree(path, onerror=_with_whole_path)
 
 
-def _with_whole_path(_function: object, path: str, found: tuple[Any, Any, Any]) -> NoReturn:
+def _with_whole_path(_function: object, path: str, exc_info: tuple[Any, Any, Any]) -> NoReturn:
     """By itself rmtree names a file relative to a folder that it has open."""
-    raise OSError(found[1].errno, found[1].strerror, path) from found[1]
+    raise OSError(exc_info[1].errno, exc_info[1].strerror, path) from exc_info[1]
 
 
 def make_folder(path: Path) -> None:
@@ -242,4 +242,4 @@ _MARKUP = re.compile(r"[\\`*|~$]|(?<![^\W_])_|_(?![^\W_])|\](?=[(\[:])|^[#>]|^[-
 def in_markdown(text: object) -> str:
     """Foreign text for a table or a list: no markup, no HTML, no formulas, no line breaks."""
     line = " ".join(str(text).splitlines()).strip().replace("&", "&amp;").replace("<", "&lt;")
-    return _MARKUP.sub(lambda found: f"\\{found[0]}", line)
+    return _MARKUP.sub(lambda match: f"\\{match[0]}", line)

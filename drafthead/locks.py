@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from drafthead.files import make_folder
 
 LOCK = ".lock"
-PATIENCE = 5.0  # seconds; a killed process may take some to give its GPU's memory back, and its lock with it
+TIMEOUT_S = 5.0  # seconds; a killed process may take some to give its GPU's memory back, and its lock with it
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 logger = logging.getLogger(__name__)
 _held: dict[Path, FileLock] = {}
@@ -28,21 +28,20 @@ class InUseError(ValueError):
     """Another process writes into the directory."""
 
 
-def hold(directory: Path, name: str = LOCK, patience: float | None = None) -> None:
-    """Keep every other process out of a directory, which is made, until `let_go` or the end of this process.
+def acquire(directory: Path, name: str = LOCK, timeout_s: float | None = None) -> None:
+    """Lock a directory, which is made, against every other process until `release` or the end of this process.
 
     Args:
-        directory: or, with a name of its own, a part of it.
-        name: of the hidden file.
-        patience: seconds to wait for it; None: PATIENCE.
+        directory: directory to lock, or to lock a part of.
+        name: name of the hidden lock file; another name than LOCK locks a part of the directory.
+        timeout_s: seconds to wait for the lock; None: TIMEOUT_S.
 
     Raises:
-        InUseError: a process, which is named, holds it; this one counts.
+        InUseError: a process, which is named, holds the lock already; this one counts.
     """
     make_folder(directory)
     path = directory / name
-    timeout = PATIENCE if patience is None else patience
-    lock = FileLock(path, timeout, thread_local=False, fallback_to_soft=False)
+    lock = FileLock(path, TIMEOUT_S if timeout_s is None else timeout_s, thread_local=False, fallback_to_soft=False)
     try:
         if holds(directory, name):
             raise Timeout(str(path))
@@ -66,8 +65,8 @@ def holds(directory: Path, name: str = LOCK) -> bool:
     return directory.resolve() / name in _held
 
 
-def let_go(directory: Path, name: str = LOCK) -> None:
-    """Let other processes in again, if this one kept them out."""
+def release(directory: Path, name: str = LOCK) -> None:
+    """Release the lock of a directory, if this process holds it."""
     if lock := _held.pop(directory.resolve() / name, None):
         (directory / name).unlink(missing_ok=True)  # still locked: whoever opened it meanwhile finds it without a name
         lock.release()
@@ -82,4 +81,4 @@ def _warn(directory: Path) -> None:
 def _holder(path: Path) -> str:
     with suppress(OSError):
         return path.read_text() or "another process"  # it has just been taken
-    return "another process"  # or let go
+    return "another process"  # or released it

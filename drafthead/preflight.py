@@ -27,8 +27,8 @@ def preflight(recipe: Recipe, plan: bool = False) -> None:
     """Refuse a recipe that a later stage would refuse.
 
     Args:
-        recipe: every section.
-        plan: nothing will be run; config.json may be all that is here of the target.
+        recipe: recipe whose sections are all checked.
+        plan: whether nothing will be run; then config.json is enough of the target.
 
     Raises:
         FileNotFoundError: a file of the target, or of prompts, is missing.

@@ -33,8 +33,8 @@ def wait_until(done: Callable[[], bool], what: str) -> float:
     """Poll without a time limit, and log now and then what is waited for and for how long.
 
     Args:
-        done: called four times a second. It may be a collective operation, if every rank waits with it.
-        what: completes "waiting for ..."; it should name what ends the wait.
+        done: condition, called four times a second. It may be a collective operation, if every rank waits with it.
+        what: end of the sentence "waiting for ..."; it should name what ends the wait.
 
     Returns:
         Seconds waited.

@@ -73,7 +73,7 @@ class Change(Interval):
         """`+36.0 % [+27.2, +45.7]`, marked where nothing follows from it; a dash where nothing was observed.
 
         Args:
-            unit: written behind the value; empty where the header of a column says per cent.
+            unit: unit written behind the value; empty where the header of a column says per cent.
         """
         amount = self.amount(unit)
         if amount == "–":
@@ -162,7 +162,7 @@ def ratio_interval(numerator: ArrayLike, denominator: ArrayLike) -> Interval:
 
     Args:
         numerator: (P,) one value per prompt.
-        denominator: (P,) in the same order; NaN comes out when it sums to zero.
+        denominator: (P,) one value per prompt, in the same order; the result is NaN when it sums to zero.
     """
     return bootstrap_interval((numerator, denominator), ratio_of_sums, "BCa")
 
@@ -179,7 +179,7 @@ def length_difference(
 
 
 def length_change(
-    ours: tuple[ArrayLike, ArrayLike], others: tuple[ArrayLike, ArrayLike], same_seeds: bool = False
+    ours: tuple[ArrayLike, ArrayLike], theirs: tuple[ArrayLike, ArrayLike], same_seeds: bool = False
 ) -> Change:
     """Acceptance length over that of another head, less 1, with an interval over prompts and seeds of training.
 
@@ -190,10 +190,10 @@ def length_change(
 
     Args:
         ours: drafts and accepted drafts, (P, S) each, of P prompts and S seeds.
-        others: the same of another head, (P, S') each.
-        same_seeds: whether column s of both is of one seed.
+        theirs: drafts and accepted drafts of another head on the same prompts, (P, S') each.
+        same_seeds: whether column s of both has the same seed.
     """
-    (drafts, accepted), other = ([np.asarray(a, float) for a in pair] for pair in (ours, others))
+    (drafts, accepted), other = ([np.asarray(a, float) for a in pair] for pair in (ours, theirs))
     rng, P = np.random.default_rng(0), len(drafts)
     times = rng.multinomial(P, np.full(P, 1 / P), RESAMPLES)  # (N, P)
 
@@ -205,9 +205,9 @@ def length_change(
 
     of_seed = drawn(drafts.shape[1])
     of_other = of_seed if same_seeds else drawn(other[0].shape[1])
-    found = lengths(drafts, accepted, of_seed) / lengths(other[0], other[1], of_other) - 1
+    changes = lengths(drafts, accepted, of_seed) / lengths(other[0], other[1], of_other) - 1
     bounds = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
-    low, high = np.nanquantile(found, bounds) if P >= FEWEST_PROMPTS else (np.nan, np.nan)
+    low, high = np.nanquantile(changes, bounds) if P >= FEWEST_PROMPTS else (np.nan, np.nan)
     value = acceptance_length(drafts.ravel(), accepted.ravel()) / acceptance_length(*(a.ravel() for a in other)) - 1
     return Change(value, float(low), float(high))
 
@@ -228,9 +228,9 @@ def ratio_of_sums(top: ArrayLike, bottom: ArrayLike, axis: int = -1) -> Array:
         return np.asarray(top, float).sum(axis) / np.asarray(bottom, float).sum(axis)
 
 
-def bootstrap_interval(given: tuple[ArrayLike, ...], statistic: Callable[..., Array], method: str) -> Interval:
+def bootstrap_interval(arrays: tuple[ArrayLike, ...], statistic: Callable[..., Array], method: str) -> Interval:
     """A statistic of paired (P,) arrays with its bootstrap interval over P; `method` as in scipy.stats.bootstrap."""
-    data = tuple(np.asarray(array, float) for array in given)
+    data = tuple(np.asarray(array, float) for array in arrays)
     value = float(statistic(*data, axis=-1))
     if not np.isfinite(value):  # nothing was observed
         return Interval(np.nan, np.nan, np.nan)

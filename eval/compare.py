@@ -36,7 +36,7 @@ from drafthead.evaluation.columns import write_rows
 from drafthead.evaluation.reporting.heads import REPLAYED, comparison_table, served_rows
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.exporting.check import choose_documents, replayed_rounds
-from drafthead.files import foreign
+from drafthead.files import reading_external
 from drafthead.target.spec import load_target_spec
 
 Variants = dict[str, list[str]]  # overrides of the recipe by name
@@ -123,7 +123,7 @@ def chosen_variants(args: Any) -> Variants:
 
 def read_variants(path: Path) -> Variants:
     """Name -> overrides."""
-    with foreign(path, "Lines must be `name: [section.key=value, ...]`", ValueError):
+    with reading_external(path, "Lines must be `name: [section.key=value, ...]`", ValueError):
         found = TypeAdapter(Variants).validate_python(yaml.safe_load(path.read_text()))
     if ours := [f"{name}: {text}" for name, own in found.items() for text in own if text.startswith(_OURS)]:
         raise ValueError(f"{path}: {ours[0]} is no variant; --layers and --seeds say it, and names are given")

@@ -50,8 +50,8 @@ def measured_acceptance(recipe: Recipe) -> dict[str, Any] | None:
     identity = read_manifest(directory)["identity"]
     if identity.get("head") != reference(read_manifest(recipe.head_dir)):
         return None
-    own = [entry for entry in summarise_conditions(read_conditions(directory)) if entry.method == HEAD]
-    shown = [entry for entry in own if entry.category == ALL or entry.condition == own[0].condition]
+    of_head = [entry for entry in summarise_conditions(read_conditions(directory)) if entry.method == HEAD]
+    shown = [entry for entry in of_head if entry.category == ALL or entry.condition == of_head[0].condition]
     return {"rows": shown, "max_tokens": identity["max_tokens"]}
 
 

@@ -35,12 +35,12 @@ def response(
     return Response(name, category, *parts, "text", "stop", 0.0, "low", 0)
 
 
-def write_response_artifact(directory: Path, given: list[Response]) -> str:
+def write_response_artifact(directory: Path, rows: list[Response]) -> str:
     """All responses in one part. Returns the artifact's reference."""
     artifacts.begin(directory, responses.KIND, {})
-    responses.write_part(responses.part_path(directory, 0), given)
-    prompts, generated = sum(len(r.prompt_ids) for r in given), sum(len(r.response_ids) for r in given)
-    counts = {"responses": len(given), "prompt_tokens": prompts, "response_tokens": generated}
+    responses.write_part(responses.part_path(directory, 0), rows)
+    prompts, generated = sum(len(r.prompt_ids) for r in rows), sum(len(r.response_ids) for r in rows)
+    counts = {"responses": len(rows), "prompt_tokens": prompts, "response_tokens": generated}
     return artifacts.reference(artifacts.finish(directory, counts))
 
 
@@ -53,9 +53,9 @@ def cached_snapshot(hub: Path, repository: str, commit: str) -> Path:
     """The folder of a repository's files in a cache of the hub, as a download of its main branch leaves it.
 
     Args:
-        hub: the cache.
+        hub: directory of the hub's cache.
         repository: "models--OWNER--NAME" or "datasets--OWNER--NAME".
-        commit: that main is at.
+        commit: commit that main is at.
     """
     snapshot = hub / repository / "snapshots" / commit
     for folder in (snapshot, hub / repository / "refs"):

@@ -13,8 +13,8 @@ def flip_bit(path: Path, place: float = 1.0) -> None:
     """Change one bit of a file.
 
     Args:
-        path: of the file.
-        place: where, from 0 (its first byte) to 1 (its last).
+        path: path of the file.
+        place: place of the damage, from 0 (first byte) to 1 (last byte).
     """
     content = bytearray(path.read_bytes())
     content[min(int(len(content) * place), len(content) - 1)] ^= 0x10

@@ -16,7 +16,7 @@ def rounding(dtype: torch.dtype, terms: int, steps: int = 0) -> float:
     Mary 2019, doi:10.1137/18M1226312).
 
     Args:
-        dtype: in which is added.
+        dtype: type of the additions.
         terms: of the longest sum on the way to the result; as many times as such sums follow one another.
         steps: optimiser steps before it; each begins where the one before it led to, and adds an error of its own.
     """
@@ -27,8 +27,8 @@ def rounded(dtype: torch.dtype, terms: int, times: int = 1) -> float:
     """Relative error of what is added up in float32 and then rounded to a type.
 
     Args:
-        dtype: the type.
-        terms: of the longest sum.
+        dtype: type of the additions.
+        terms: number of terms of the longest sum.
         times: roundings by a whole eps, which is what one towards zero does; one to the nearest number is half of it.
     """
     return times * torch.finfo(dtype).eps + rounding(torch.float32, terms)

@@ -50,9 +50,9 @@ def wait_for(happened: Callable[[], Any], log: Path, *processes: subprocess.Pope
     """Until something has happened.
 
     Args:
-        happened: looked up all the time.
-        log: what a process that ended says, or a pattern of the names of such files.
-        processes: none of them may end before.
+        happened: condition that is polled.
+        log: output file of a process, or a pattern of such names.
+        processes: processes that must not end before.
     """
     deadline = time.monotonic() + 600
     while not happened():
@@ -67,8 +67,8 @@ def run_python(*arguments: str, timeout_s: float = 1800, **variables: str) -> su
 
     Args:
         arguments: a script below the checkout, or what else Python takes, and what follows it.
-        timeout_s: seconds.
-        variables: of the environment.
+        timeout_s: seconds to wait.
+        variables: variables of the environment.
     """
     return subprocess.run(
         [sys.executable, *arguments], cwd=REPO_ROOT, capture_output=True, text=True, check=False, timeout=timeout_s,

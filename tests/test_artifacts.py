@@ -72,11 +72,11 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
 def test_a_writer_removes_what_a_killed_one_left_aside_and_nothing_else(tmp_path):
     half_written(tmp_path / "shard-1")
     (tmp_path / ".shard-1.0a1b2c3d.whole.tmp").write_text("whole")  # killed before the last renaming
-    others = half_written(tmp_path / "shard-10")
+    leftovers = half_written(tmp_path / "shard-10")
     (tmp_path / ".shard-1.lock").write_text("held")
     with atomic_path(tmp_path / "shard-1") as temporary:
         temporary.write_text("whole")
-    assert set(tmp_path.iterdir()) == {others, tmp_path / ".shard-1.lock", tmp_path / "shard-1"}
+    assert set(tmp_path.iterdir()) == {leftovers, tmp_path / ".shard-1.lock", tmp_path / "shard-1"}
 
 
 @pytest.mark.parametrize("write", [lambda path: path.write_text("same"), lambda path: save_file({}, path)])

@@ -42,8 +42,8 @@ def test_a_file_is_no_override(recipe, tmp_path, monkeypatch):
     path.parent.mkdir(exist_ok=True)
     path.write_text((REPO_ROOT / "configs/tiny.yaml").read_text())
     monkeypatch.chdir(tmp_path)
-    given = ("--file", recipe, "prompts.seed=3", recipe, "target.aux_layer_ids[0]=1")
-    monkeypatch.setattr("sys.argv", ["script", *given])
+    arguments = ("--file", recipe, "prompts.seed=3", recipe, "target.aux_layer_ids[0]=1")
+    monkeypatch.setattr("sys.argv", ["script", *arguments])
     read, args = recipe_from_command_line(None, ("--file", {}))
     assert (args.file, args.recipe) == (recipe, recipe)
     assert (read.prompts.seed, read.target.aux_layer_ids[0]) == (3, 1)
@@ -54,14 +54,14 @@ def test_status_lines_go_to_standard_output(rank, start, capsys, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
-    others = logging.getLogger("another.library")
-    before = [*logging.getLogger().handlers], others.isEnabledFor(logging.INFO)
+    library_logger = logging.getLogger("another.library")
+    before = [*logging.getLogger().handlers], library_logger.isEnabledFor(logging.INFO)
 
     def main() -> None:
         logger.debug("hidden")
         logger.info("%d shards", 3)
         logger.warning("broken")
-        assert before == ([*logging.getLogger().handlers], others.isEnabledFor(logging.INFO))
+        assert before == ([*logging.getLogger().handlers], library_logger.isEnabledFor(logging.INFO))
 
     run_recipe(main)
     captured = capsys.readouterr()

@@ -40,28 +40,28 @@ def imported_names(path: Path) -> set[str]:
 
 def test_imports_point_down():
     for path in PACKAGE.rglob("*.py"):
-        own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if own == "__init__":
+        part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if part == "__init__":
             continue
         names = imported_names(path)
         assert not {name.split(".")[0] for name in names} & USERS, path
         used = {name.split(".")[1] for name in names if name.startswith("drafthead.")}
         # A drafter owns its section of the recipe, and the registry names them all without torch.
-        if own == "config" and {name for name in names if name.startswith("drafthead.drafters")} <= SECTIONS:
+        if part == "config" and {name for name in names if name.startswith("drafthead.drafters")} <= SECTIONS:
             used -= {"drafters"}
-        rank = next(i for i, layer in enumerate(LAYERS) if own in layer)
-        forbidden = used - {own} - FOUNDATIONS.union(*LAYERS[:rank])
+        rank = next(i for i, layer in enumerate(LAYERS) if part in layer)
+        forbidden = used - {part} - FOUNDATIONS.union(*LAYERS[:rank])
         assert not forbidden, f"{path} imports {sorted(forbidden)}, which is not below it"
 
 
 def test_imports_point_down_within_evaluation():
     for path in (PACKAGE / "evaluation").rglob("*.py"):
         inside = path.relative_to(PACKAGE / "evaluation").parts
-        own = inside[0] if len(inside) > 1 else ""
+        part = inside[0] if len(inside) > 1 else ""
         for name in imported_names(path):
             used = name.split(".")[2:] if name.startswith("drafthead.evaluation.") else []
             layer = used[0] if used and used[0] in EVALUATION else ""
-            assert EVALUATION.index(layer) <= EVALUATION.index(own), f"{path} imports {name}, which is not below it"
+            assert EVALUATION.index(layer) <= EVALUATION.index(part), f"{path} imports {name}, which is not below it"
 
 
 def test_lower_layers_import_without_engines():

@@ -40,11 +40,11 @@ def other(tmp_path):
 
 
 def test_the_second_process_is_told_who_holds_the_directory(other, tmp_path, monkeypatch):
-    monkeypatch.setattr(locks, "PATIENCE", 0.1)
+    monkeypatch.setattr(locks, "TIMEOUT_S", 0.1)
     run = tmp_path / "run"
-    wanted = rf"{other.pid} on {re.escape(socket.gethostname())} .*{run}"
+    expected = rf"{other.pid} on {re.escape(socket.gethostname())} .*{run}"
     for _ in range(2):
-        with pytest.raises(InUseError, match=wanted):
+        with pytest.raises(InUseError, match=expected):
             begin(run)
     assert {path.name for path in run.iterdir()} == {LOCK, artifacts.IDENTITY}
     assert not artifacts.begin(run, "run", {"seed": 0}), "ranks of the process that holds it begin as well"
@@ -70,7 +70,7 @@ def test_what_is_complete_or_another_recipes_is_not_held(tmp_path):
     assert not begin(run)
     assert not begin(run), "the same process may try again"
     with pytest.raises(InUseError, match=f"{os.getpid()} on"):
-        locks.hold(run)
+        locks.acquire(run)
     artifacts.finish(run, {})
     assert begin(run)
     assert not holds(run)

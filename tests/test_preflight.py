@@ -192,9 +192,9 @@ def test_defaults_are_those_of_every_familys_config_class(target):
     classes = json.loads(run_python("-c", FAMILIES % (READ,)).stdout.splitlines()[-1])
     assert len(classes) > 80
     different = set()
-    for name, wanted in classes.items():
+    for name, expected in classes.items():
         read = target_config(write_config(target, {"model_type": name}))
-        different |= {(name, key) for key in READ if wanted[key] is not None and read.get(key) != wanted[key]}
+        different |= {(name, key) for key in READ if expected[key] is not None and read.get(key) != expected[key]}
     assert different <= COMPUTED
 
 

@@ -129,7 +129,7 @@ print("went on", flush=True)
     environment = {k: v for k, v in os.environ.items() if k not in LAUNCHED} | (LAUNCHED if launched else {})
     command = [sys.executable, "-c", launcher]
     with subprocess.Popen(command, cwd=REPO_ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        said = process.stdout.read()  # until the rank has ended, too
-    if "orphan of 1\n" not in said:
+        output = process.stdout.read()  # until the rank has ended, too
+    if "orphan of 1\n" not in output:
         pytest.skip("orphans of this machine are not process 1's")
-    assert ("went on" in said) is not launched
+    assert ("went on" in output) is not launched

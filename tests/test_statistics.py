@@ -67,8 +67,8 @@ def test_change_of_a_head_covers_at_its_nominal_rate_and_widens_with_its_seeds(m
     rng, covered = np.random.default_rng(2), 0
     for _ in range(300):  # the other head accepts a tenth less of the same prompts: 2.5 against 2.35
         drafts, share = rng.integers(10, 60, (60, 1)), rng.beta(4, 4, (60, 1))
-        ours, others = (rng.binomial(3 * drafts, share * factor) for factor in (1, 0.9))
-        change = length_change((drafts, ours), (drafts, others))
+        ours, theirs = (rng.binomial(3 * drafts, share * factor) for factor in (1, 0.9))
+        change = length_change((drafts, ours), (drafts, theirs))
         covered += change.low <= 2.5 / 2.35 - 1 <= change.high
     assert 0.9 <= covered / 300 <= 0.98
 

@@ -55,9 +55,9 @@ class Warm:
         """Run a script of the checkout to whatever end, with this process's variables as they are now.
 
         Args:
-            arguments: the script and what follows it.
+            arguments: script and its arguments.
             ranks: processes, with the variables that `accelerate launch` gives them; 0: one without any.
-            timeout_s: seconds.
+            timeout_s: seconds to wait.
         """
         if self._process is None:
             return run_python(*(accelerate(ranks) if ranks else ()), *arguments, timeout_s=timeout_s)
@@ -72,7 +72,7 @@ class Warm:
 
         Args:
             arguments: what follows the interpreter: a script of the checkout, or accelerate's launcher and one.
-            log: replaced.
+            log: output file, which is replaced.
         """
         if self._process is None:
             with log.open("w") as file:

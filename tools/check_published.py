@@ -28,9 +28,9 @@ class Erratum:
 
 def errata() -> list[Erratum]:
     """Every error found, computed ones first."""
-    found = [erratum for figure in figures() for check in (_wrong_percent, _unresolved) for erratum in check(figure)]
-    found += [*_node_price(), *_totals(), *_speedups(), *_training_price(), *_without_bonus(), *_never_in_flight()]
-    return found + [Erratum(**entry) for entry in published()["errata"]]
+    errors = [erratum for figure in figures() for check in (_wrong_percent, _unresolved) for erratum in check(figure)]
+    errors += [*_node_price(), *_totals(), *_speedups(), *_training_price(), *_without_bonus(), *_never_in_flight()]
+    return errors + [Erratum(**entry) for entry in published()["errata"]]
 
 
 def half_step(text: str) -> float:

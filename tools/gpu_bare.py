@@ -245,8 +245,8 @@ def training(on_cpu: bool) -> Iterator[Row]:
 
         ranks = small_recipe(Path(folder) / "ranks", *settings)
         shutil.copytree(data.directory(), ranks.directory())
-        *_, kept, _ = launching.checkpoints(ranks.run_dir)
-        launching.forget_after(ranks.run_dir, int(kept.name.removeprefix("step_")))
+        *_, last_checkpoint, _ = launching.checkpoints(ranks.run_dir)
+        launching.forget_after(ranks.run_dir, int(last_checkpoint.name.removeprefix("step_")))
         _claim_ranks(launching.checkpoints(ranks.run_dir)[-1], 2)
         launching.run(ranks, *settings)
         yield Row("resumed after 2 ranks", "losses within 1 %", f"{apart(ranks):.2e}", apart(ranks) < 0.01)
@@ -297,21 +297,21 @@ def _recipe(folder: Path, on_cpu: bool) -> Iterator[Row]:
         "ZeRO 3": ("train.zero_stage=3", "train.epochs=1"),
         "documents of 1 1/3 batches": (f"train.tokens_per_batch={3 * length // 4}", "train.epochs=1"),
     }
-    for number, (what, own) in enumerate(variants.items()):
-        run = [*overrides, f"name=v{number}", *own]
+    for number, (what, changes) in enumerate(variants.items()):
+        run = [*overrides, f"name=v{number}", *changes]
         run_ok(*accelerate(), SCRIPT, str(path), *run)
         recipe = load_recipe(path, run)
-        found, tokens = entries(recipe.run_dir), recipe.train.tokens_per_batch
+        metrics, tokens = entries(recipe.run_dir), recipe.train.tokens_per_batch
         # Of single steps, whose batches are all full: a rate since the start has the first step's compilation in it.
-        pace = tokens / statistics.median(entry["step_seconds"] for entry in found)
+        pace = tokens / statistics.median(entry["step_seconds"] for entry in metrics)
         least = 0.8 * 16384 / MEASURED_MS[16384] * 1000  # which has no optimiser and no reading
-        compared = not on_cpu and not own
+        compared = not on_cpu and not changes
         yield Row(
             f"trainer, {tokens} tokens a step{what and ', '}{what}", f">= {least:,.0f} tokens/s" if compared else "",
             f"{pace:,.0f} tokens/s", not compared or pace >= least,
         )  # fmt: skip
         planned = sum(training_memory(_shape(recipe), recipe.train, 1, longest=length).values()) / 2**30
-        gib = found[-1]["memory_gib"]
+        gib = metrics[-1]["memory_gib"]
         expected = "" if on_cpu else f"<= {1.1 * planned:.1f} GiB"
         yield Row("its memory", expected, f"{gib:.1f} GiB", on_cpu or gib <= 1.1 * planned)
 

@@ -47,11 +47,11 @@ class Check:
     """One thing that the documentation marks as not tried.
 
     Attributes:
-        name: for --only.
-        expected: what is so when it passes.
-        commands: run in order; the first that fails ends the check.
-        environment: variables set for them.
-        gpus: that it takes.
+        name: name for --only.
+        expected: what holds when the check passes.
+        commands: commands, run in order; the first that fails ends the check.
+        environment: variables set for the commands.
+        gpus: number of GPUs that the check takes.
     """
 
     name: str
@@ -162,10 +162,10 @@ def chosen(only: str | None) -> list[Check]:
     Raises:
         SystemExit: a name is unknown.
     """
-    wanted = only.split(",") if only else [check.name for check in CHECKS]
-    if unknown := set(wanted) - {check.name for check in CHECKS}:
+    names = only.split(",") if only else [check.name for check in CHECKS]
+    if unknown := set(names) - {check.name for check in CHECKS}:
         raise SystemExit(f"no check {min(unknown)}; there are {', '.join(check.name for check in CHECKS)}")
-    return [check for check in CHECKS if check.name in wanted]
+    return [check for check in CHECKS if check.name in names]
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ def main() -> None:
         [(runner, graphs)] = set(llm.collective_rpc(what_runs))  # every rank says the same
         requests = [GenerationRequest(prompt, recipe.eval.max_tokens, temperature, None) for prompt in prompts]
         counters = [generation.counters for generation in Engine(llm).generate(requests)]
-    accepted = [kept for counter in counters if counter for kept in counter.per_step_accepted]
+    accepted = [count for counter in counters if counter for count in counter.per_step_accepted]
     length = 1 + sum(accepted) / max(len(accepted), 1)
     enough = length > 1.2 if args.length is None else abs(length / args.length - 1) <= 0.05
     print(f"model runner {runner}, {graphs} CUDA graphs, acceptance length {length:.2f} over {len(accepted):,} drafts")

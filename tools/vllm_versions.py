@@ -91,8 +91,10 @@ def try_stage(python: str, script: str, folder: Path, overrides: list[str], figu
     if result.returncode == 0:
         return figure(folder)
     lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
-    said = next((line for line in reversed(lines) if re.match(r"\w*(Error|Exception)\b", line)), (lines or ["?"])[-1])
-    return f"fails: {said[:160]}"
+    message = next(
+        (line for line in reversed(lines) if re.match(r"\w*(Error|Exception)\b", line)), (lines or ["?"])[-1]
+    )
+    return f"fails: {message[:160]}"
 
 
 if __name__ == "__main__":

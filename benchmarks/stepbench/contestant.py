@@ -49,11 +49,11 @@ class Assignment:
     """What a contestant is asked to do.
 
     Attributes:
-        shape: of the step.
+        shape: shape of the step.
         device: "cpu" or "cuda".
-        variant: which of the contestant's ways of running.
-        drafter: whose head is trained, by `head.type`.
-        tensors: by the names of `inputs.write_inputs`, on the device.
+        variant: name of one of the contestant's ways of running.
+        drafter: `head.type` of the head that is trained.
+        tensors: inputs by the names of `inputs.write_inputs`, on the device.
         target: directory of the target in Hugging Face layout.
     """
 
@@ -126,11 +126,11 @@ def _round(step: TrainStep, device: str) -> dict:
     """A timed step, and another whose matrix products are timed, attention's among them, and counted, without it, by
     torch's profiler: a mode of torch that counts refuses compiled attention. Its own work is none of theirs."""
     timed = _timed(step, device)
-    with profile(with_flops=True) as found:
+    with profile(with_flops=True) as profiled:
         seconds_of(step, device)
     products = {str(packet).replace(".", "::") for packet in flop_registry} | _ATTENTION
     kind = f"self_{'device' if device == 'cuda' else device}_time_total"  # microseconds
-    events = [e for e in found.key_averages() if e.key in products]
+    events = [e for e in profiled.key_averages() if e.key in products]
     seconds = sum(getattr(e, kind) / 1e6 for e in events)
     return {**timed, "over_products": timed["seconds"] / seconds, "flops": sum(e.flops for e in events)}
 

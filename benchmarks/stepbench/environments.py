@@ -21,11 +21,11 @@ class Contestant:
     """One trainer.
 
     Attributes:
-        name: as given to `--contestants`.
-        module: what its process runs.
-        requirements: what is installed for it; empty for ours, which runs in this environment.
-        variants: its ways of running on a CPU, the rows of the table.
-        gpu_variants: its ways of running on a GPU.
+        name: name of the contestant in `--contestants`.
+        module: module that the contestant's process runs.
+        requirements: packages that are installed for the contestant; none for ours, which runs in this environment.
+        variants: ways of running on a CPU, the rows of the table.
+        gpu_variants: ways of running on a GPU.
         parallel: its way of training P-EAGLE, DFlash and DSpark; None: it does not, or not in a step of its own.
     """
 

@@ -56,9 +56,9 @@ class PeakMemory:
 
 
 def _status(field: str) -> int:
-    found = re.search(rf"^{field}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
-    assert found, f"/proc/self/status has no {field}: this needs Linux"
-    return int(found[1]) * 1024
+    match = re.search(rf"^{field}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+    assert match, f"/proc/self/status has no {field}: this needs Linux"
+    return int(match[1]) * 1024
 
 
 def _trim() -> None:

@@ -30,14 +30,14 @@ SAME = (
 
 def drafter_at(kind: str, shape: Shape) -> Drafter:
     """A drafter of this shape, with one layer; EAGLE-3 in the arithmetic that both peers share."""
-    own: dict = {"num_draft_positions": shape.ttt_steps, "mask_token_id": MASK}
+    settings: dict = {"num_draft_positions": shape.ttt_steps, "mask_token_id": MASK}
     if kind == "eagle3":
-        own = {"num_ttt_steps": shape.ttt_steps, "norm_before_fc": False}
+        settings = {"num_ttt_steps": shape.ttt_steps, "norm_before_fc": False}
     sizes = {
         "draft_vocab_size": shape.draft_vocab, "intermediate_size": shape.intermediate, "head_dim": shape.head_dim,
         "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
     }  # fmt: skip
-    return drafter_of(parse_head({"type": kind, **sizes, **own}))
+    return drafter_of(parse_head({"type": kind, **sizes, **settings}))
 
 
 def draft_model(drafter: Drafter, shape: Shape) -> DraftModule:
@@ -143,8 +143,8 @@ class OurTrainee:
             inputs = replace(inputs, spec=inputs.spec.model_copy(update={"rope_parameters": rope}))
         self.trainer = Trainer(recipe, inputs)
         self.trainer.total_steps = len(plan.steps)  # of the schedule
-        found = [[w.document for batch in self.trainer.group(s) for w in batch] for s in range(len(plan.steps))]
-        assert found == plan.steps
+        documents = [[w.document for batch in self.trainer.group(s) for w in batch] for s in range(len(plan.steps))]
+        assert documents == plan.steps
         shape = self.trainer.shape
         assert isinstance(shape.head, EagleHead)
         self.head = {name: getattr(shape.head, name) for name in EagleHead.model_fields if "norm" in name}

@@ -25,12 +25,12 @@ class Entry:
 
     Attributes:
         name: "contestant variant".
-        version: of its package.
-        first: its answer to the first step (memory_bytes, before_bytes, memory_from, losses, rows).
-        seconds: one per round.
+        version: version of the contestant's package.
+        first: answer of the contestant to the first step (memory_bytes, before_bytes, memory_from, losses, rows).
+        seconds: duration of each round.
         over_products: the same step's time over that of the matrix products of the next, one per round.
-        flops: of the matrix products of a step.
-        error: why it left, or None.
+        flops: operations of the matrix products of a step.
+        error: error that the contestant ended with, or None.
     """
 
     name: str

@@ -21,9 +21,9 @@ def summarise(shape: Shape, drafter: str, entries: list[Entry], peak: float, ent
     """Everything measured, as JSON.
 
     Args:
-        shape: that was run.
-        drafter: that was trained, by `head.type`.
-        entries: of all contestants, ours among them or not.
+        shape: shape that was run.
+        drafter: `head.type` of the head that was trained.
+        entries: results of all contestants, with or without ours.
         peak: measured FLOP/s of matrix products.
         entropy: mean entropy of the target over the draft vocabulary, which SpecForge's loss includes.
     """

@@ -25,7 +25,7 @@ class Shape:
     """One measured shape.
 
     Attributes:
-        name: as given to `--shape`.
+        name: name of the shape in `--shape`.
         hidden: H.
         intermediate: F.
         heads: Q.
@@ -38,8 +38,8 @@ class Shape:
         batch: B documents of T tokens.
         ttt_steps: K.
         dtype: compute type of weights and states.
-        device: where it is meant to run.
-        eps: of every RMS norm, the target's too.
+        device: device that the shape is meant for.
+        eps: epsilon of every RMS norm, the target's too.
     """
 
     name: str

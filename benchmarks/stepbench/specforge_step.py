@@ -133,18 +133,18 @@ class SpecForgeTrainee:
         return {name: v for name, v in self._draft.state_dict().items() if not name.startswith(left_out)}
 
     def drafts(self) -> Tensor:
-        found: list[Tensor] = []
+        drafts_by_step: list[Tensor] = []
         compute = self._draft.compute_logits
 
         def compute_and_note(states: Tensor) -> Tensor:
             logits = compute(states)
-            found.append(logits[0].argmax(-1))
+            drafts_by_step.append(logits[0].argmax(-1))
             return logits
 
         self._draft.compute_logits = compute_and_note
         self._strategy.forward_loss(self._batch([self._validation[self._plan.checked]]))
         self._draft.compute_logits = compute
-        return torch.stack(found)
+        return torch.stack(drafts_by_step)
 
     def _backward(self, batch: list[tuple[TrainBatch, float]]) -> None:
         for part, share in batch:

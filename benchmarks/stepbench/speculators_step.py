@@ -65,9 +65,9 @@ def build_parallel(assignment: Assignment) -> TrainStep:
     """A head that fills all positions in one pass, document by document."""
     shape = assignment.shape
     sizes: dict = {"dflash": {"block_size": shape.ttt_steps + 1}, "dspark": {"block_size": shape.ttt_steps}}
-    own = {"mask_token_id": MASK, **sizes.get(assignment.drafter, {})}
+    settings = {"mask_token_id": MASK, **sizes.get(assignment.drafter, {})}
     layers = "eagle_aux_hidden_state_layer_ids" if assignment.drafter == "peagle" else "aux_hidden_state_layer_ids"
-    model = with_target(assignment, f"speculators.models.{assignment.drafter}", layers, **own)
+    model = with_target(assignment, f"speculators.models.{assignment.drafter}", layers, **settings)
     model.lm_head.weight.requires_grad_(True)
     model.embed_tokens.weight.requires_grad_(False)
     model.train()
@@ -91,10 +91,10 @@ def build_parallel(assignment: Assignment) -> TrainStep:
     return step
 
 
-def draft_model(assignment: Assignment, **own: Any) -> Any:
-    """The EAGLE-3 model with everyone's weights; `own` as for `with_target`."""
+def draft_model(assignment: Assignment, **settings: Any) -> Any:
+    """The EAGLE-3 model with everyone's weights; `settings` as for `with_target`."""
     tensors = assignment.tensors
-    model = with_target(assignment, "speculators.models.eagle3", "eagle_aux_hidden_state_layer_ids", **own)
+    model = with_target(assignment, "speculators.models.eagle3", "eagle_aux_hidden_state_layer_ids", **settings)
     weights = {
         name.removeprefix("draft.").replace("midlayer.", "layers.0."): value
         for name, value in tensors.items()
@@ -104,21 +104,21 @@ def draft_model(assignment: Assignment, **own: Any) -> Any:
     return model
 
 
-def with_target(assignment: Assignment, module: str, layers: str, **own: Any) -> Any:
+def with_target(assignment: Assignment, module: str, layers: str, **settings: Any) -> Any:
     """A model of one of its modules, on the device; what it takes from the target comes through its own loader.
 
     Args:
         assignment: shape, device and tensors.
-        module: that has the model and its configuration.
+        module: module that has the model and its configuration.
         layers: the configuration's name for aux layers.
-        own: further fields of the configuration.
+        settings: further fields of the configuration.
     """
     shape, kind = assignment.shape, assignment.drafter
-    found = vars(import_module(module))
-    config_class, model_class = (next(found[n] for n in found if n.endswith(end)) for end in _CLASSES)
+    names = vars(import_module(module))
+    config_class, model_class = (next(names[n] for n in names if n.endswith(end)) for end in _CLASSES)
     family = LlamaConfig if "eagle" in kind else Qwen3Config
-    given = {**target_config(shape), "num_hidden_layers": 1, "model_type": family.model_type}
-    layer = family(**given)
+    layer_config = {**target_config(shape), "num_hidden_layers": 1, "model_type": family.model_type}
+    layer = family(**layer_config)
     layer._attn_implementation = "sdpa" if assignment.device == "cpu" else "simple_flex_attention"
     verifier = VerifierConfig.from_pretrained(str(assignment.target))
     proposal = GreedyTokenProposalConfig(speculative_tokens=shape.ttt_steps)
@@ -128,7 +128,7 @@ def with_target(assignment: Assignment, module: str, layers: str, **own: Any) ->
     model = model_class(
         config_class(
             transformer_layer_config=layer, draft_vocab_size=shape.draft_vocab, speculators_config=speculators,
-            **{layers: list(range(shape.layers))}, **own,
+            **{layers: list(range(shape.layers))}, **settings,
         )
     )  # fmt: skip
     ids = assignment.tensors["target_ids"].cpu()
@@ -212,8 +212,8 @@ class SpeculatorsTrainee:
 
     def weights(self) -> dict[str, Tensor]:
         left_out = (EMBEDDING, "verifier_", "d2t", "t2d")
-        found = {name: v for name, v in self._model.state_dict().items() if not name.startswith(left_out)}
-        return {name.replace("layers.0.", "midlayer."): value for name, value in found.items()}
+        tensors = {name: v for name, v in self._model.state_dict().items() if not name.startswith(left_out)}
+        return {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items()}
 
     def drafts(self) -> Tensor:
         drafts, *_ = self._model(**packed([shifted(self._validation[self._plan.checked])]), **self._unroll)
@@ -223,9 +223,9 @@ class SpeculatorsTrainee:
         tokens = [
             sequence["loss_mask"].sum() for sequence in batch
         ]  # its own batches are packed and weigh tokens alike
-        for sequence, own in zip(batch, tokens, strict=True):
+        for sequence, sequence_tokens in zip(batch, tokens, strict=True):
             _, loss, _ = self._model(**sequence, **self._unroll)
-            (loss * own / sum(tokens)).backward()
+            (loss * sequence_tokens / sum(tokens)).backward()
 
 
 if __name__ == "__main__":

@@ -31,11 +31,11 @@ class Plan:
     """What everybody trains on.
 
     Attributes:
-        shape: of the head.
-        recipe, overrides: of ours.
+        shape: shape of the head.
+        recipe, overrides: recipe and overrides of our run.
         train, validation: directories of the states.
         steps: documents of every optimiser step.
-        checked: the validation document that is drafted for.
+        checked: index of the validation document that is drafted for.
         learning_rate: of AdamW in the variant `same`.
     """
 
@@ -61,8 +61,8 @@ class Trainee(Protocol):
     """A contestant's trainer.
 
     Attributes:
-        head: norms of its head that the recipe's may lack, by key of the head section.
-        rope: its rotation, as in a config.json.
+        head: norms of the contestant's head that the recipe's may lack, by key of the head section.
+        rope: rotation of the contestant's head, as in a config.json.
     """
 
     head: dict[str, bool]

@@ -44,7 +44,7 @@ def capture_key() -> Fernet | None:
         CaptureError: it is no Fernet key.
     """
     try:
-        return Fernet(given) if (given := os.environ.get(KEY)) else None
+        return Fernet(secret) if (secret := os.environ.get(KEY)) else None
     except ValueError:
         how = "python -c 'from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())'"
         raise CaptureError(f"{KEY} is no Fernet key; make one with: {how}") from None
@@ -70,8 +70,8 @@ class Log:
     """Records in segments; one process writes, others may read.
 
     Attributes:
-        directory: of the segments.
-        key: encrypts and decrypts; None: plain.
+        directory: directory of the segments.
+        key: key that records are encrypted with; None: they are stored as plain text.
     """
 
     directory: Path

@@ -18,7 +18,7 @@ from drafthead.adapting.endpoint import FLAGS, KEY, ROUTE, SETTINGS
 from drafthead.artifacts import read_json
 from drafthead.config import Recipe
 from drafthead.config.evaluation import LoadConfig
-from drafthead.data.prompts import Prompt, cut
+from drafthead.data.prompts import Prompt, split_turns
 from drafthead.data.rendering import renderer
 from drafthead.drafters.registry import drafter_of
 from drafthead.engine.load import LoadRequest, LoadResult, run_load
@@ -68,8 +68,8 @@ class Control:
         path = folder(recipe) / "server.json"
         if not path.exists():
             return None
-        found = read_json(path)
-        control = cls(Server(found["url"], recipe.name, found["api_key"]), found["key"])
+        record = read_json(path)
+        control = cls(Server(record["url"], recipe.name, record["api_key"]), record["key"])
         return control if control.head() else None
 
     def _request(self, method: str, **options: Any) -> httpx.Response:
@@ -118,7 +118,7 @@ def read_traffic(recipe: Recipe, path: Path) -> list[LoadRequest]:
         try:
             row = read_row(data, "")
             repairs.update(set(row.repairs))
-            messages = cut(row.messages, "last")[0][0] if row.messages else ()
+            messages = split_turns(row.messages, "last")[0][0] if row.messages else ()
             prompt = Prompt(where, path.stem, row.category or "all", messages, row.prompt_ids, row.tools)
             token_ids = render(prompt, effort)
         except ValueError as error:

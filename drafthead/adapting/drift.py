@@ -53,8 +53,8 @@ class Chart:
 
     Attributes:
         rate: accepted drafts per round, r.
-        spread: s.
-        threshold: of S.
+        spread: standard deviation of a - r n, a accepted drafts in the n rounds of a request, s.
+        threshold: value of the statistic S above which the chart alarms.
     """
 
     rate: float
@@ -77,7 +77,7 @@ def make_chart(drafts: Array, accepted: Array, run_length: float) -> Chart | Non
     """A chart from the rounds (P,) and accepted drafts (P,) of a reference; None where all accept alike: no scale.
 
     Args:
-        drafts, accepted: by request.
+        drafts, accepted: rounds and accepted drafts of each request.
         run_length: requests between false alarms, on average.
     """
     rate = ratio_interval(accepted, drafts).low
@@ -122,23 +122,23 @@ def charts_of(reference: Sequence[Record]) -> dict[str, Chart]:
     Together they raise at most one false alarm in _DAYS on average, at as many requests a day as the reference had.
     """
     large = {name: rows for name, rows in by_workload(reference).items() if len(rows) >= LEAST}
-    kept = {ALL: reference, **(large if len(large) > 1 else {})}  # one workload is all
+    groups = {ALL: reference, **(large if len(large) > 1 else {})}  # one workload is all
     at = [record["at"] for record in reference]  # several servers write segments of their own
     seconds = max(1.0, max(at) - min(at))
-    per_request = _DAYS * DAY_S * len(kept) / seconds
-    charts = {name: make_chart(*_columns(rows), per_request * len(rows)) for name, rows in kept.items()}
+    per_request = _DAYS * DAY_S * len(groups) / seconds
+    charts = {name: make_chart(*_columns(rows), per_request * len(rows)) for name, rows in groups.items()}
     return {name: chart for name, chart in charts.items() if chart}
 
 
 def first_alarm(charts: Mapping[str, Chart], records: Sequence[Record]) -> Alarm | None:
     """The first alarm over the requests since the reference; None where there is none."""
-    found = []
+    alarms = []
     for name, chart in charts.items():
         rows = [r for r in records if name in (ALL, r["workload"])]
         if (places := chart.alarm(*_columns(rows))) is not None:
             seen, began = places
-            found.append(Alarm(name, rows[began]["at"], rows[seen]["at"], seen - began + 1))
-    return min(found, key=lambda alarm: alarm.seen, default=None)
+            alarms.append(Alarm(name, rows[began]["at"], rows[seen]["at"], seen - began + 1))
+    return min(alarms, key=lambda alarm: alarm.seen, default=None)
 
 
 def by_workload(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -205,7 +205,7 @@ def _rounded(value: Any) -> float:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PromotionDecision:
     """Whether the candidate is promoted, why, and its gain in acceptance length by workload, in tokens."""
 
     promoted: bool
@@ -218,12 +218,12 @@ class Verdict:
         return {name: {k: round(v, 3) for k, v in asdict(gain).items()} for name, gain in known.items()}
 
 
-def decide(served: pd.DataFrame, candidate: pd.DataFrame, worse_by: float) -> Verdict:
+def decide(served: pd.DataFrame, candidate: pd.DataFrame, max_regression: float) -> PromotionDecision:
     """Compare two heads on the same prompts, or on requests that each answered where rows have no prompt_id.
 
     Args:
         served, candidate: rows with prompt_id, category, drafts, accepted (columns.yaml).
-        worse_by: tokens of acceptance length that no workload may lose.
+        max_regression: tokens of acceptance length that no workload may lose.
     """
     paired = "prompt_id" in served
     if paired:
@@ -240,12 +240,14 @@ def decide(served: pd.DataFrame, candidate: pd.DataFrame, worse_by: float) -> Ve
     }
     judged = {name: gain for name, gain in gains.items() if min(map(len, parts[name])) >= FEWEST_PROMPTS}
     if ALL not in judged:
-        return Verdict(False, f"{min(len(served), len(candidate))} prompts decide nothing", gains)
+        return PromotionDecision(False, f"{min(len(served), len(candidate))} prompts decide nothing", gains)
     if not gains[ALL].low > 0:
-        return Verdict(False, f"not resolved better over all: {gains[ALL]:+.2f} tokens", gains)
-    if lost := [f"{name} {found:+.2f} tokens" for name, found in judged.items() if not found.low > -worse_by]:
-        return Verdict(False, f"may be worse by {worse_by} tokens or more on {', '.join(lost)}", gains)
-    return Verdict(True, f"better over all: {gains[ALL]:+.2f} tokens, and on no workload worse by {worse_by}", gains)
+        return PromotionDecision(False, f"not resolved better over all: {gains[ALL]:+.2f} tokens", gains)
+    if lost := [f"{name} {gain:+.2f} tokens" for name, gain in judged.items() if not gain.low > -max_regression]:
+        return PromotionDecision(False, f"may be worse by {max_regression} tokens or more on {', '.join(lost)}", gains)
+    return PromotionDecision(
+        True, f"better over all: {gains[ALL]:+.2f} tokens, and on no workload worse by {max_regression}", gains
+    )
 
 
 def independent_difference(

@@ -56,9 +56,9 @@ _CLIENT: ContextVar[Client] = ContextVar("client")
 
 def client_of(headers: list[tuple[bytes, bytes]]) -> Client:
     """Workload and consent, from the headers of a request."""
-    found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
-    consent = {"yes": True, "no": False}.get(found.get("x-drafthead-capture", "").lower())
-    workload = found.get("x-drafthead-workload", "")[:64]
+    values = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
+    consent = {"yes": True, "no": False}.get(values.get("x-drafthead-capture", "").lower())
+    workload = values.get("x-drafthead-workload", "")[:64]
     return Client("unnamed" if workload in _TAKEN else workload, consent)
 
 
@@ -73,8 +73,8 @@ class Recorder:
     """Writes down requests.
 
     Attributes:
-        head: which drafts now.
-        swaps: how many there were.
+        head: directory of the head that drafts now.
+        swaps: number of swaps since the server started.
     """
 
     def __init__(self, settings: AdaptConfig, directory: Path, head: str) -> None:
@@ -93,18 +93,18 @@ class Recorder:
         prompt: list[int] | None = None
         response: list[int] = []
         async for output in outputs:
-            said = output.outputs[0]
+            completion = output.outputs[0]
             prompt = output.prompt_token_ids or prompt
             if not delta:
                 response = []
-            response += said.token_ids
+            response += completion.token_ids
             if output.finished and prompt:
                 head = head if swaps == self.swaps else MIXED  # also where the first one is back
                 try:
-                    self._write(client, head, prompt, response, said.spec_decode_metrics)
+                    self._write(client, head, prompt, response, completion.spec_decode_metrics)
                 except Exception as error:  # no request fails because it could not be written down
                     log.warning(f"a request was not written down: {type(error).__name__}")
-                said.spec_decode_metrics = None  # the client gets what it would get without
+                completion.spec_decode_metrics = None  # the client gets what it would get without
             yield output
 
     def _write(self, client: Client, head: str, prompt: list[int], response: list[int], metrics: Any) -> None:
@@ -117,8 +117,8 @@ class Recorder:
         self._counts.append(record)
         consents = self._settings.consent == "given" if client.consent is None else client.consent
         sampled = response and consents and random.random() < self._settings.rate
-        if sampled and (kept := self._redact(prompt, response)) is not None:
-            record |= {"prompt_ids": [int(i) for i in kept[0]], "response_ids": [int(i) for i in kept[1]]}
+        if sampled and (redacted := self._redact(prompt, response)) is not None:
+            record |= {"prompt_ids": [int(i) for i in redacted[0]], "response_ids": [int(i) for i in redacted[1]]}
             if record["response_ids"] == response:  # accepted drafts by step are no use beside a changed response
                 record["steps"] = accepted
             self._captured.append(record)
@@ -166,8 +166,8 @@ class Adapting:
         from starlette.responses import JSONResponse
 
         request = Request(scope, receive)
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if scope["client"][0] not in _LOOPBACK or not hmac.compare_digest(given.encode(), os.environ[KEY].encode()):
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if scope["client"][0] not in _LOOPBACK or not hmac.compare_digest(token.encode(), os.environ[KEY].encode()):
             return JSONResponse({"error": "not allowed"}, 401)
         if request.method == "POST":
             head = str((await request.json())["head"])
@@ -205,7 +205,7 @@ class DraftSwap:
         weights = load_file(Path(head) / "model.safetensors")
         of_target = {id(parameter) for parameter in worker.get_model().parameters()}
         shared = [name for name, parameter in model.named_parameters() if id(parameter) in of_target]
-        if taken := [name for name in weights if any(own.endswith(name) for own in shared)]:
+        if taken := [name for name in weights if any(parameter.endswith(name) for parameter in shared)]:
             raise ValueError(f"{head} has {taken[0]}, which the running draft shares with its target")
         with torch.no_grad(), set_current_vllm_config(worker.vllm_config):
             initialize_layerwise_reload(model)

@@ -32,7 +32,7 @@ from drafthead import artifacts
 from drafthead.adapting import drift
 from drafthead.adapting.capture import DAY_S, KEY, Log, Record, capture_key
 from drafthead.adapting.control import Control, folder
-from drafthead.adapting.drift import Verdict, decide
+from drafthead.adapting.drift import PromotionDecision, decide
 from drafthead.adapting.endpoint import MIXED
 from drafthead.adapting.rows import TooFewError, write_rows
 from drafthead.cli import run_script
@@ -63,17 +63,17 @@ class State(BaseModel):
     """What state.json says.
 
     Attributes:
-        phase: of the loop.
-        heads: in service, the last one; those before it can be rolled back to.
-        alarmed: when acceptance had fallen, in seconds since 1970.
-        attempt: trainings since the alarm.
+        phase: step that the loop is in.
+        heads: heads so far; the last one is in service, the others can be rolled back to.
+        alarmed: time at which acceptance had fallen, in seconds since 1970.
+        attempt: number of trainings since the alarm.
         cycle: number of the last training.
         probation: whether the head in service is still compared with the one before it.
         forgotten: number of the last training whose copies of captured text are deleted.
         reference_from: requests of the head from then on are what later ones are compared with; in a trial, its start.
-        turn_s: of a trial, in seconds.
-        reference: those requests, once there are enough: as the server wrote them down, without their tokens.
-        history: what happened when, from the start.
+        turn_s: length of a turn in a trial, in seconds.
+        reference: requests that later ones are compared with, once there are enough, without their tokens.
+        history: events of the loop with their times, from its start.
     """
 
     phase: Literal["watch", "collect", "train", "compare", "trial"] = "watch"
@@ -94,9 +94,9 @@ class Loop:
     """One recipe's loop.
 
     Attributes:
-        recipe: with the head that is served first.
-        command: recipe file and overrides, which the stages are given too.
-        state: as it is on disk.
+        recipe: recipe of the head that is served first.
+        command: recipe file and overrides, which the stages get too.
+        state: state of the loop, as on disk.
     """
 
     recipe: Recipe
@@ -175,15 +175,15 @@ class Loop:
     def step(self) -> None:
         """Do what is next, if anything is."""
         if self.state.phase in ("train", "compare"):
-            self._begin_again()
+            self._restart_cycle()
         elif self.state.forgotten < self.state.cycle:  # once: later ones of the same name are the user's own
-            self._forget()
+            self._delete_captured_copies()
             self.state.forgotten = self.state.cycle
             self.save()
         Log(folder(self.recipe) / "captured").purge(self.recipe.adapt.retention_days)
         getattr(self, f"_{self.state.phase}")()
 
-    def in_turn(self) -> str:
+    def head_to_serve(self) -> str:
         """The head that drafts now: that in service, but in a trial the candidate in half of the turns."""
         turn = int((time.time() - self.state.reference_from) / self.state.turn_s)
         return self.candidate.name if self.state.phase == "trial" and _TURNS[turn % 4] else self.served.name
@@ -192,18 +192,18 @@ class Loop:
         state, first = self.state, drift.REFERENCE
         served = str(self.head_dir(self.served.name))
         rows = [r for r in self.records("counts") if r["drafts"]]
-        own = [r for r in rows if r["head"] == served and r["at"] >= state.reference_from]
+        since_start = [r for r in rows if r["head"] == served and r["at"] >= state.reference_from]
         if state.probation:
             before = str(self.head_dir(state.heads[-2].name))
             rows = [r for r in rows if r["head"] == before and state.alarmed <= r["at"] < self.served.since]
-            reference, later, enough = rows[-first:], own[:first], drift.LEAST
+            reference, later, enough = rows[-first:], since_start[:first], drift.LEAST
         else:
-            if not state.reference and len(own) >= first:
-                state.reference = own[:first]
+            if not state.reference and len(since_start) >= first:
+                state.reference = since_start[:first]
                 self.save()
             reference, enough = state.reference, first
             end = max((r["at"] for r in reference), default=math.inf)
-            later = [r for r in own if r["at"] > end]
+            later = [r for r in since_start if r["at"] > end]
         few = len(reference) < enough
         if not few and reference != self._charted[0]:
             self._charted = reference, drift.charts_of(reference)
@@ -247,7 +247,7 @@ class Loop:
             try:
                 write_rows(path, self.recipe, self.records("captured"), self.state.alarmed, served)
             except TooFewError as error:  # by the next training more were captured
-                self._judge(Verdict(False, str(error), {}))
+                self._judge(PromotionDecision(False, str(error), {}))
                 return
         for script, *options in (
             ("data_gen/prompts.py",), ("data_gen/regenerate.py",), ("data_gen/harvest.py",), ("train/eagle3.py",),
@@ -262,40 +262,40 @@ class Loop:
         run_script("eval/acceptance.py", [*self._overrides(), "--no-tables"])
         rows = read_acceptance(candidate.results_dir / KIND)
         rows = rows[~rows.prompt_id.isin(rows.prompt_id[rows.repeated > LOOP_LIMIT])]  # whoever's response loops
-        own, served = (rows[rows.method == name] for name in (HEAD, SERVED))
-        verdict = decide(served, own, self.recipe.adapt.worse_by)
-        if verdict.promoted and self.recipe.adapt.trial_requests:
+        candidate_rows, served_rows = (rows[rows.method == name] for name in (HEAD, SERVED))
+        decision = decide(served_rows, candidate_rows, self.recipe.adapt.max_regression)
+        if decision.promoted and self.recipe.adapt.trial_requests:
             state.phase, state.turn_s = "trial", TURN_S
             self._compare_from_now()
-            self.note("trial", candidate.name, verdict.why, gains=verdict.figures())
+            self.note("trial", candidate.name, decision.why, gains=decision.figures())
         else:
-            self._judge(verdict)
+            self._judge(decision)
 
     def _trial(self) -> None:
-        wanted, start = max(self.recipe.adapt.trial_requests, FEWEST_PROMPTS), self.state.reference_from
+        enough, start = max(self.recipe.adapt.trial_requests, FEWEST_PROMPTS), self.state.reference_from
         since = [r for r in self.records("counts") if r["at"] >= start and r["drafts"]]
         sides = [
             [r | {"category": r["workload"]} for r in since if r["head"] == str(self.head_dir(name))]
             for name in (self.served.name, self.candidate.name)
         ]
-        if min(map(len, sides)) >= wanted:
-            self._judge(decide(pd.DataFrame(sides[0]), pd.DataFrame(sides[1]), self.recipe.adapt.worse_by))
-        elif sum(r["head"] == MIXED for r in since) > 10 * wanted:  # responses take longer than turns
+        if min(map(len, sides)) >= enough:
+            self._judge(decide(pd.DataFrame(sides[0]), pd.DataFrame(sides[1]), self.recipe.adapt.max_regression))
+        elif sum(r["head"] == MIXED for r in since) > 10 * enough:  # responses take longer than turns
             self.state.turn_s *= 2
             self._compare_from_now()
             self.save()
 
-    def _judge(self, verdict: Verdict) -> None:
+    def _judge(self, decision: PromotionDecision) -> None:
         """Promote the candidate, or refuse it."""
         state, name = self.state, self.candidate.name
         state.phase = "watch"
         self._compare_from_now()
-        if verdict.promoted:
+        if decision.promoted:
             state.heads.append(Head(name=name, since=state.reference_from))
             state.probation = True
         elif state.attempt < ATTEMPTS:
             state.phase = "collect"
-        self.note("in service" if verdict.promoted else "refused", name, verdict.why, gains=verdict.figures())
+        self.note("in service" if decision.promoted else "refused", name, decision.why, gains=decision.figures())
 
     def request_roll_back(self) -> Head:
         """Ask whoever runs the loop to put the head before the one in service back; returns that.
@@ -338,17 +338,17 @@ class Loop:
         """The file that the prompts stage reads."""
         return self._copies[0] / "captured.jsonl"
 
-    def _forget(self) -> None:
+    def _delete_captured_copies(self) -> None:
         """Delete the copies; head and run stay."""
         for directory in self._copies:
             shutil.rmtree(directory.resolve(), ignore_errors=True)
             if directory.is_symlink():
                 directory.unlink()
 
-    def _begin_again(self) -> None:
+    def _restart_cycle(self) -> None:
         """Train another candidate where copies in memory are gone, with the machine's power."""
         if any(directory.is_symlink() and not directory.exists() for directory in self._copies):
-            self._forget()
+            self._delete_captured_copies()
             self.state.cycle, self.state.phase = self.state.cycle + 1, "train"
             self.note("training", self.candidate.name, "the copies in memory of the one before are gone")
 
@@ -391,9 +391,9 @@ def run_loop(loop: Loop, server: Control, ended: Callable[[], bool], noted: Call
         while not over:
             over = ended()  # before the step, which may be the one that sees the last requests
             loop.answer_request()  # made during a step of minutes; the server has been told already
-            server.load(loop.head_dir(loop.in_turn()))
+            server.load(loop.head_dir(loop.head_to_serve()))
             while loop.answer_request():  # asked for between the two
-                server.load(loop.head_dir(loop.in_turn()))
+                server.load(loop.head_dir(loop.head_to_serve()))
             loop.step()
             if len(loop.state.history) > events:
                 events, over = len(loop.state.history), False

@@ -33,10 +33,10 @@ def write_rows(path: Path, recipe: Recipe, captured: Sequence[Record], alarmed: 
     """Write the file that the prompts stage reads.
 
     Args:
-        path: of the file.
-        recipe: with the responses that the first head was trained on, if they are still there.
-        captured: every record with tokens.
-        alarmed: those from this time on are trained on, older ones are replayed.
+        path: path of the file to write.
+        recipe: recipe whose responses the first head was trained on; they may be gone.
+        captured: all captured records with tokens.
+        alarmed: time of the alarm; records from then on are trained on, older ones are replayed.
         served: directory of the head in service.
 
     Raises:
@@ -77,23 +77,23 @@ def _comparable(tokenizer: Any, special: set[int], ids: Sequence[int], number: i
 
 def _held_out(captured: Sequence[Record], known: set[str]) -> list[Record]:
     """The newest of each workload that no head has seen, each prompt once; workloads of one or two requests are one."""
-    found, groups = list[Record](), by_workload(captured)
+    held_out, groups = list[Record](), by_workload(captured)
     small = [name for name, rows in groups.items() if not round(_HELD_OUT * len(rows))]
     pooled = [record for name in small for record in groups.pop(name)]
     groups[REST] = groups.get(REST, []) + pooled
     for rows in groups.values():
-        wanted, ids = min(_MOST_HELD_OUT, round(_HELD_OUT * len(rows))), set(known)
+        remaining, ids = min(_MOST_HELD_OUT, round(_HELD_OUT * len(rows))), set(known)
         for record in sorted(rows, key=lambda r: -r["at"]):
-            if wanted and (key := prompt_id((), record["prompt_ids"])) not in ids:
+            if remaining and (key := prompt_id((), record["prompt_ids"])) not in ids:
                 ids.add(key)
-                found.append(record)
-                wanted -= 1
-    return found
+                held_out.append(record)
+                remaining -= 1
+    return held_out
 
 
 def _first_training(recipe: Recipe) -> list[Record]:
     """What the first head was trained on, like captured requests; nothing where its responses are gone."""
     directory = recipe.responses_dir("train")
     parts = read_parts(directory).values() if (directory / MANIFEST).exists() else ()
-    found = chain.from_iterable(parts)
-    return [{"prompt_ids": r.prompt_ids, "response_ids": r.response_ids, "workload": r.category} for r in found]
+    responses = chain.from_iterable(parts)
+    return [{"prompt_ids": r.prompt_ids, "response_ids": r.response_ids, "workload": r.category} for r in responses]

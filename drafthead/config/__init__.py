@@ -8,16 +8,17 @@ it is declared and documented here.
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from omegaconf import OmegaConf
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from drafthead.config.recipe import DEFAULT_RECIPE, REPO_ROOT, Recipe
 from drafthead.drafters.registry import section_of
-from drafthead.files import foreign
+from drafthead.files import reading_external
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +36,13 @@ def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequen
         raise FileNotFoundError(f"recipe {path} does not exist; the checkout {REPO_ROOT} has: {known}")
     if malformed := [item for item in overrides if "=" not in item]:
         raise ValueError(f"override {malformed[0]!r} is not of the form section.key=value")
-    # `${oc.env:HF_TOKEN}` in somebody's recipe would carry a secret into manifests and the model card.
+    # `${oc.env:HF_TOKEN}` in a recipe would carry a secret into manifests and the model card.
     if interpolated := [item for item in overrides if "${" in item]:
         raise ValueError(f"override {interpolated[0]!r}: nothing is interpolated in a recipe; write the value")
-    with foreign(f"recipe {path}", "It is not valid YAML in UTF-8: correct that place", ValueError):
+    with reading_external(f"recipe {path}", "It is not valid YAML in UTF-8: correct that place", ValueError):
         recipe = OmegaConf.load(path)
     for item in overrides:  # a mapping replaces what is there, as a number does: half a distribution is none
-        with foreign(f"override {item!r}", f"It does not fit recipe {path}: correct it", ValueError):
+        with reading_external(f"override {item!r}", f"It does not fit recipe {path}: correct it", ValueError):
             key = item.partition("=")[0]
             OmegaConf.update(recipe, key, OmegaConf.select(OmegaConf.from_dotlist([item]), key), merge=False)
     values: Any = OmegaConf.to_container(recipe, resolve=False)
@@ -52,17 +53,27 @@ def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequen
         raise ValueError(_readable(path, error)) from error
 
 
-def _drop_other_drafters(values: Any, given: list[str]) -> None:
+def _drop_other_drafters(values: Any, override_keys: list[str]) -> None:
     """Leave out what the file, or the command line before its `head.type`, says of another drafter."""
-    chosen = "head.type" in given and isinstance(values["head"], dict)
+    chosen = "head.type" in override_keys and isinstance(values["head"], dict)
     section = section_of(values["head"].get("type")) if chosen else None
     if section is not None:
-        since = given[given.index("head.type") :]
+        since = override_keys[override_keys.index("head.type") :]
         strange = [key for key in values["head"] if key not in section.model_fields and f"head.{key}" not in since]
         for key in strange:
             del values["head"][key]
         if strange:
             logger.info(f"head.type={values['head']['type']}: the recipe's head.{', head.'.join(strange)} left out")
+
+
+def _keys(kind: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted keys of a section class, those of the sections inside it included."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        for name, field in kind.model_fields.items():
+            yield prefix + name
+            yield from _keys(field.annotation, f"{prefix}{name}.")
+    for part in get_args(kind):
+        yield from _keys(part, prefix)
 
 
 def _readable(path: Path, error: ValidationError) -> str:
@@ -75,10 +86,15 @@ def _readable(path: Path, error: ValidationError) -> str:
         shown = "" if isinstance(problem["input"], dict) else f" (given: {problem['input']!r})"
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            message, shown = "unknown key; see drafthead/config/ for the known ones", ""
+            named = ".".join(part for part in map(str, loc) if not part.isdecimal())  # an entry of a list has no name
+            close = get_close_matches(named, set(_keys(Recipe)), 1, cutoff=0.75)
+            message = (
+                f"unknown key; did you mean {close[0]}?" if close else "unknown key; docs/ describes the known ones"
+            )
+            shown = ""
         elif problem["type"].startswith("union_tag"):
-            found = problem["ctx"]
+            tags = problem["ctx"]
             key, shown = "head.type", ""
-            message = f"give one of {found.get('expected_tags', 'eagle3, dflash, ...')}, not {found.get('tag')!r}"
+            message = f"give one of {tags.get('expected_tags', 'eagle3, dflash, ...')}, not {tags.get('tag')!r}"
         lines.append(f"  {key}: {message}{shown}" if key else f"  {message}")
     return "\n".join(lines)

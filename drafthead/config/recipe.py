@@ -195,7 +195,7 @@ class AdaptConfig(Section):
     min_tokens: int = Field(default=40_000, gt=0)  # captured since the alarm, prompts and responses, before a training
     replay_share: float = Field(default=0.25, ge=0, lt=1)  # of the trained rows: from the head's first training
     trial_requests: int = Field(default=100, ge=0)  # of each head before a promotion, at least 16; 0: no trial
-    worse_by: float = Field(default=0.3, gt=0)  # tokens of acceptance length that no workload may lose, at 97.5 %
+    max_regression: float = Field(default=0.3, gt=0)  # tokens of acceptance length that no workload may lose, at 97.5 %
 
 
 class Recipe(Section):

@@ -47,7 +47,7 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _check_stage(self) -> Self:
-        # With bf16 DeepSpeed starts Adam's bias correction a step off; of Muon nobody would check the gradient's norm.
+        # With bf16 DeepSpeed starts Adam's bias correction a step off; with Muon no gradient norm is checked.
         if self.zero_stage == 0 and (self.precision, self.optimizer) != ("fp32", "adamw"):
             raise ValueError(
                 f"train.zero_stage 0 needs train.precision fp32 (not {self.precision}) and train.optimizer adamw (not "

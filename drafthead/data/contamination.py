@@ -33,20 +33,20 @@ class Candidate:
     """A prompt that may be drawn.
 
     Attributes:
-        prompt: as it would be written.
-        label: its category within the source, as a recipe names it.
-        given: text of a prompt of token ids, where its row has it.
+        prompt: the prompt as it would be written to a split.
+        label: category of the prompt within its source, as a recipe names it.
+        text_of_ids: text of a prompt of token ids, where the row has it.
     """
 
     prompt: Prompt
     label: str
-    given: str = ""
+    text_of_ids: str = ""
 
     @property
     def text(self) -> str:
         """For the comparison; put together when it is asked for, because chats share their messages."""
         ids = self.prompt.prompt_ids or ()
-        return " ".join(m["content"] for m in self.prompt.messages) or self.given or " ".join(map(str, ids))
+        return " ".join(m["content"] for m in self.prompt.messages) or self.text_of_ids or " ".join(map(str, ids))
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Overlap:
     Attributes:
         train, heldout: the two prompts.
         runs: how many different runs of the training prompt are held out.
-        words: the first of them.
+        words: words of the first shared run.
     """
 
     train: Prompt
@@ -83,7 +83,7 @@ def find_overlaps(train: Sequence[Candidate], heldout: Sequence[Candidate]) -> l
     train_documents, heldout_documents = (len(set(map(_document, side))) for side in (train, heldout))
     shared = _is_template(touching, first, train_documents)
     in_heldout = _is_template(heldout, shared, heldout_documents)
-    found = []
+    overlaps = []
     for candidate in touching:
         runs = _runs(candidate)
         hits = [start for start, run in enumerate(runs) if run in shared]
@@ -94,8 +94,8 @@ def find_overlaps(train: Sequence[Candidate], heldout: Sequence[Candidate]) -> l
         if hits := [start for start in hits if start not in near]:
             words = words_of(candidate.text)[hits[0] : hits[0] + N]
             distinct = {runs[start] for start in hits}
-            found.append(Overlap(candidate.prompt, first[runs[hits[0]]], len(distinct), " ".join(words)))
-    return found
+            overlaps.append(Overlap(candidate.prompt, first[runs[hits[0]]], len(distinct), " ".join(words)))
+    return overlaps
 
 
 def _hashes(runs: Sequence[list[int]]) -> NDArray[np.int64]:

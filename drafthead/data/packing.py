@@ -47,8 +47,8 @@ class Window:
 
     Attributes:
         document: index in the store.
-        start, stop: its tokens, [start, stop).
-        first_row, end_row: the rows whose loss it counts, [first_row, end_row), counted from the document's start.
+        start, stop: tokens of the window, [start, stop) of the document.
+        first_row, end_row: rows whose loss the window counts, [first_row, end_row) of the document.
         valid: how many rows carry loss at each of the K draft positions.
         draw: the epoch that these rows were drawn for, where a drafter draws them.
     """
@@ -72,22 +72,22 @@ def whole(document: int, loss_mask: Tensor, drafter: Drafter) -> Window:
     Args:
         document: index in the store.
         loss_mask: (T,) nonzero where a token is learned.
-        drafter: whose loss is planned.
+        drafter: drafter that plans which rows carry loss.
     """
     length, first = loss_mask.shape[0], drafter.first_row(loss_mask)
     valid = tuple(drafter.loss_rows(loss_mask)[:, first:].sum(1).tolist())
     return Window(document, max(0, first - drafter.reach), length, first, length, valid)
 
 
-def cut(document: int, loss_mask: Tensor, budget: int, drafter: Drafter, draw: int = 0) -> list[Window]:
+def split_windows(document: int, loss_mask: Tensor, budget: int, drafter: Drafter, draw: int = 0) -> list[Window]:
     """The windows of a document; none without a row that carries loss.
 
     Args:
         document: index in the store.
         loss_mask: (T,) nonzero where a token is learned.
         budget: tokens of a micro batch.
-        drafter: whose loss is planned.
-        draw: the epoch.
+        drafter: drafter that plans which rows carry loss.
+        draw: number of the epoch that rows are drawn for.
 
     Raises:
         ValueError: the budget cannot hold a loss row and what its loss looks ahead to.
@@ -125,10 +125,10 @@ def plan_stream(
     """The micro batches of all epochs: windows are shuffled within the groups of the states, group after group.
 
     Args:
-        states: their groups and stride are read, nothing else.
-        windows: of all documents, in their order; with rows drawn anew, of all draws, taken in turn.
+        states: states of the split; only their groups and stride are read.
+        windows: windows of all documents, in their order; of all draws, where rows are drawn anew.
         budget: tokens per micro batch.
-        seed: of the run.
+        seed: random seed of the run.
         epochs: passes over the data.
         per_step: micro batches of an optimiser step.
 
@@ -138,11 +138,11 @@ def plan_stream(
     draws = 1 + max((window.draw for window in windows), default=0)
     stream: list[list[Window]] = []
     for epoch in range(epochs):
-        own = [window for window in windows if window.draw == epoch % draws]
-        documents = [window.document for window in own]
+        epoch_windows = [window for window in windows if window.draw == epoch % draws]
+        documents = [window.document for window in epoch_windows]
         for group, members in enumerate(states.groups):
             start, stop = bisect_left(documents, members.start), bisect_left(documents, members.stop)
-            batches = plan_epoch(own[start:stop], budget, seed, epoch, group)
+            batches = plan_epoch(epoch_windows[start:stop], budget, seed, epoch, group)
             offset = epoch * states.epoch_stride
             for batch in leveled(batches, per_step, -len(stream) % per_step, seed):
                 moved = [replace(w, document=w.document + offset) for w in batch] if offset else batch
@@ -158,21 +158,21 @@ def leveled(batches: list[list[Window]], per_step: int, first: int, seed: int) -
     step's batches are no longer independent of one another. With one batch a step nothing changes.
 
     Args:
-        batches: in the order of the plan.
-        per_step: of an optimiser step.
-        first: where the first whole step begins; batches before it, and after the last whole one, stay.
-        seed: of the run.
+        batches: micro batches in the order of the plan.
+        per_step: micro batches of an optimiser step.
+        first: index at which the first whole step begins; batches outside of whole steps stay.
+        seed: random seed of the run.
     """
     if per_step == 1:
         return batches
     generator = np.random.default_rng((seed, len(batches)))
     end = first + (len(batches) - first) // per_step * per_step
-    found = batches[:first]
+    reordered = batches[:first]
     for start in range(first, end, _POOL * per_step):
         pool = sorted(batches[start : min(start + _POOL * per_step, end)], key=cost)
         for step in generator.permutation(len(pool) // per_step).tolist():
-            found += pool[step * per_step : (step + 1) * per_step]
-    return found + batches[max(end, first) :]
+            reordered += pool[step * per_step : (step + 1) * per_step]
+    return reordered + batches[max(end, first) :]
 
 
 def cost(batch: Sequence[Window]) -> int:
@@ -184,9 +184,9 @@ def plan_epoch(windows: Sequence[Window], budget: int, seed: int, epoch: int, gr
     """Shuffle windows and pack them.
 
     Args:
-        windows: of all documents, or of those of one group.
+        windows: windows of all documents, or of those of one group.
         budget: tokens per micro batch.
-        seed: of the run.
+        seed: random seed of the run.
         epoch: number of the pass over the data.
         group: number of the group in the epoch.
 
@@ -220,9 +220,9 @@ def pack(
     """Read windows from the store and lay them end to end.
 
     Args:
-        store: of the documents.
-        windows: in the order of the batch.
-        drafter: whose loss rows are marked.
+        store: states of the documents.
+        windows: windows of the batch, in order.
+        drafter: drafter that plans which rows carry loss.
         whole_text: mark rows that predict what follows the last generated token too, which replay compares with.
         pin: allocate states in page-locked memory; `pinned` moves the rest there.
     """

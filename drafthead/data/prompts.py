@@ -38,7 +38,7 @@ class Prompt:
         response: the assistant's message that follows in the data, with its "thinking", with "weight" 0 where it is
             not to be learned, and with a "finish_reason" other than "stop". Not part of the id, and only stored where a
             recipe trains on it (responses.regenerate false).
-        response_ids: the same for `prompt_ids`, as token ids.
+        response_ids: token ids of the response that follows `prompt_ids` in the data.
     """
 
     id: str
@@ -180,7 +180,7 @@ class Conversation:
     Attributes:
         messages: normalised by `parse_messages`; empty when there are only `prompt_ids`.
         document: rows with the same key are cut from the same text and never lie in two splits.
-        category: within the source; None: the source's own.
+        category: category within the source; None: the source's default.
         tools: definitions for the chat template.
         prompt_ids: token ids to be read as they are.
         response_ids: the response to `prompt_ids`, likewise.
@@ -247,7 +247,7 @@ def parse_messages(rows: Any, strict: bool = False, repairs: list[str] | None = 
     return tuple(chat)
 
 
-def cut(
+def split_turns(
     messages: Sequence[Message], turns: Literal["first", "last", "all"]
 ) -> list[tuple[tuple[Message, ...], Message | None]]:
     """The prompts of a conversation, each with the response that follows it in the data, if any.

@@ -78,8 +78,8 @@ class Renderer:
     ):
         """
         Args:
-            tokenizer: with a chat template.
-            day: see `template_day`; without one a template that reads the clock gets today's.
+            tokenizer: tokenizer of the target, with a chat template.
+            day: date given to the template (`template_day`); None: a template that reads the clock gets today's.
             template_kwargs: further arguments of the template, target.chat_template_kwargs.
         """
         self._tokenizer = tokenizer
@@ -98,11 +98,11 @@ class Renderer:
                 id lies beyond the vocabulary.
         """
         if prompt.prompt_ids is not None:
-            return self.given(prompt.prompt_ids)
+            return self.checked_ids(prompt.prompt_ids)
         messages = [*prompt.messages, *([response] if response else [])]
         text = json.dumps([messages, prompt.tools], ensure_ascii=False)
-        if found := next((token for token in self._control if token in text), None):
-            raise UnrenderableError(CONTROL_TOKEN, found)
+        if control_token := next((token for token in self._control if token in text), None):
+            raise UnrenderableError(CONTROL_TOKEN, control_token)
         try:
             encoding: Any = self._tokenizer.apply_chat_template(
                 messages,
@@ -116,7 +116,7 @@ class Renderer:
             raise UnrenderableError(f"{TEMPLATE}: {str(error)[:200]}") from error
         return list(encoding["input_ids"])
 
-    def given(self, ids: Sequence[int]) -> list[int]:
+    def checked_ids(self, ids: Sequence[int]) -> list[int]:
         """Token ids as they are; raises UnrenderableError where one lies beyond the vocabulary."""
         if max(ids) >= self._size:
             raise UnrenderableError(BEYOND_VOCABULARY, f"{max(ids)}, but there are {self._size} tokens")
@@ -129,8 +129,8 @@ class KeptResponses:
     def __init__(self, render: Renderer, tokenizer: "PreTrainedTokenizerBase", stop_ids: set[int]):
         """
         Args:
-            render: of that tokenizer.
-            tokenizer: with a chat template.
+            render: renderer of prompts with the same tokenizer.
+            tokenizer: tokenizer of the target, with a chat template.
             stop_ids: tokens on which the target's generation ends.
         """
         self._render, self._parse, self._stops = render, response_parser(tokenizer), stop_ids
@@ -144,15 +144,15 @@ class KeptResponses:
         stop token included unless its finish_reason is "length".
 
         Args:
-            prompt: with its response.
-            prompt_ids: as it is rendered without the response.
-            effort: with which it is.
+            prompt: prompt whose response the data has.
+            prompt_ids: token ids of the prompt without the response.
+            effort: reasoning effort that the prompt is rendered with.
 
         Raises:
             UnrenderableError: there is no response, or it has no tokens with a boundary.
         """
         if prompt.response_ids is not None:
-            return self._render.given(prompt.response_ids)
+            return self._render.checked_ids(prompt.response_ids)
         response = prompt.response
         if response is None:
             raise UnrenderableError(NO_RESPONSE, prompt.id)
@@ -174,8 +174,8 @@ class KeptResponses:
         if end is None:
             raise UnrenderableError(NO_STOP, prompt.id)
         parsed = self._parse(rest[: end + 1])
-        for wanted, found in ((response["content"], parsed.content), (thought, parsed.thinking)):
-            if wanted is not None and wanted.strip() != found.strip():
+        for original, parsed_text in ((response["content"], parsed.content), (thought, parsed.thinking)):
+            if original is not None and original.strip() != parsed_text.strip():
                 raise UnrenderableError(ALTERED, prompt.id)
         return rest[: end if truncated else end + 1]
 
@@ -208,8 +208,8 @@ class ParsedResponse:
     """A generated response in its parts.
 
     Attributes:
-        content: addressed to the user; empty when the response ended before.
-        thinking: what came before it.
+        content: text addressed to the user; empty when the response ended before.
+        thinking: text before the content, such as a chain of thought.
         is_call: a tool is called, so the conversation goes on with its result, not with the user.
     """
 
@@ -254,8 +254,8 @@ def _parse_harmony(
     parts = [(m.channel, m.recipient, "".join(getattr(c, "text", "") for c in m.content)) for m in parser.messages]
     parts.append((parser.current_channel, parser.current_recipient, parser.current_content))
     final, analysis = (
-        "".join(text for channel, recipient, text in parts if channel == wanted and recipient is None)
-        for wanted in ("final", "analysis")
+        "".join(text for channel, recipient, text in parts if channel == name and recipient is None)
+        for name in ("final", "analysis")
     )
     return ParsedResponse(final, analysis, is_call=any(recipient is not None for _, recipient, _ in parts))
 

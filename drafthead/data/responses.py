@@ -40,10 +40,10 @@ class Response:
         text: the response, decoded with special tokens.
         finish_reason: "stop", "length", or "given" for a response that the data had with a stop token at its end.
         temperature: sampling temperature; None: it was not sampled.
-        reasoning_effort: as given to the chat template.
+        reasoning_effort: reasoning effort that the chat template got.
         seed: sampling seed; None: it was not sampled.
-        turn: of a conversation that is generated turn by turn, from 0.
-        flags: what is wrong with it (generation.dialogue), where the recipe keeps it nevertheless.
+        turn: number of the turn, from 0, in a conversation that is generated turn by turn.
+        flags: faults of the response (generation.dialogue) that the recipe tolerates.
     """
 
     id: str
@@ -65,10 +65,10 @@ class LeftOut:
     """A response that was dropped, or could not be generated.
 
     Attributes:
-        id, category: as the response's would be.
-        reason: why, for a person.
-        flags: what was wrong with the response, if it was generated and dropped.
-        turns: responses that are missing with it, itself included.
+        id, category: id and category that the response would have had.
+        reason: why there is no response, for a person.
+        flags: faults of a response that was generated and dropped.
+        turns: number of missing responses: this one and those of the turns after it.
     """
 
     id: str
@@ -183,8 +183,8 @@ class ResponseTokens:
     """Tokens and loss masks of all responses, one part in memory at a time: meant to be read in order.
 
     Args:
-        directory: of a split's responses.
-        learned_share: of a prompt, counted from its end, that is marked as learned too, as in a store of the split.
+        directory: directory of a split's responses.
+        learned_share: share of each prompt, counted from its end, that is marked as learned too.
 
     Raises:
         ArtifactError: the directory has no part.
@@ -215,9 +215,9 @@ def loss_mask(pieces: Sequence[Sequence[int] | np.ndarray], turn: int, learned_s
     Of a conversation that is generated turn by turn, the first turn's prompt is learned alone: what a later one repeats
     is learned already.
     """
-    prompt, *others = map(len, pieces)
+    prompt, *following = map(len, pieces)
     learned = round(learned_share * prompt) if turn == 0 else 0
-    return np.array([0, LEARNED_PROMPT, 1, 0], np.uint8).repeat([prompt - learned, learned, *others])
+    return np.array([0, LEARNED_PROMPT, 1, 0], np.uint8).repeat([prompt - learned, learned, *following])
 
 
 def _parts(directory: Path) -> list[Path]:

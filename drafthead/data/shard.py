@@ -105,7 +105,7 @@ def first_teacher_row(loss_mask: Tensor) -> int:
     first row may lie one before; a drafter of blocks predicts the tokens after an anchor, each with the row before.
 
     Args:
-        loss_mask: (T,) of one sequence, nonzero where a token is learned.
+        loss_mask: (T,) mask of one sequence, nonzero where a token is learned.
 
     Returns:
         The row's index; T when nothing is learned, as no row is a teacher then.
@@ -163,10 +163,10 @@ def write_shard(
     """Write one shard, whole or not at all.
 
     Args:
-        path: from `shard_path`.
-        sequences: at least one, all with the same aux layers.
+        path: path of the shard, from `shard_path`.
+        sequences: sequences of the shard, at least one, all with the same aux layers.
         num_target_layers: L; the aux layer with this id, if any, doubles as last_hidden (not in fp8).
-        number_format: of the aux layers.
+        number_format: number format of the aux layers.
 
     Raises:
         DiskFullError: the shard does not fit on the disk.
@@ -240,10 +240,10 @@ class Shard(Sequences):
     """Random access to the sequences of one shard, by memory map.
 
     Attributes:
-        path: of the file.
-        ids: prompt ids of its sequences.
-        aux_layer_ids: ascending.
-        harvest: what all shards of a store have in common: aux_layer_ids, format, hidden_size.
+        path: path of the file.
+        ids: prompt ids of the shard's sequences.
+        aux_layer_ids: ids of the stored aux layers, ascending.
+        harvest: values that all shards of a store have in common: aux_layer_ids, format, hidden_size.
 
     Raises:
         ArtifactError: the file is truncated or not a shard, or its index was changed.
@@ -279,8 +279,8 @@ class Shard(Sequences):
         """One tensor of one sequence as it is stored, without reading the others.
 
         Args:
-            index: of the sequence.
-            name: of the tensor; TEACHER_ROWS have R rows, the others T.
+            index: index of the sequence.
+            name: name of the tensor; TEACHER_ROWS have R rows, all other tensors T.
 
         Raises:
             ArtifactError: these bytes are not the ones that were written.
@@ -322,8 +322,8 @@ def open_checked(path: Path, ids: Sequence[str]) -> Shard:
     """The shard of these sequences.
 
     Args:
-        path: of the shard.
-        ids: prompt ids that it should hold, in order.
+        path: path of the shard.
+        ids: prompt ids that the shard should hold, in order.
 
     Raises:
         ArtifactError: it is damaged, or holds other sequences.

@@ -98,7 +98,7 @@ class Spool:
                 self.path(index).unlink(missing_ok=True)
 
     def claim(self, mine: AbstractSet[int] = frozenset()) -> int | None:
-        """As `demand`, claimed until `let_go` or the end of this process: no other harvester will write it.
+        """As `demand`, claimed until `release_claim` or the end of this process: no other harvester will write it.
 
         Args:
             mine: shards that this harvester has claimed.
@@ -107,33 +107,33 @@ class Spool:
             `total` only when no other harvester is still writing: if it were killed, its shard would be claimed here.
         """
         while True:
-            others = self.in_work() - mine
-            index = self.demand(mine | others)
-            if index == self.total and max(others, default=-1) >= self.first_needed():
+            claimed_elsewhere = self.in_work() - mine
+            index = self.demand(mine | claimed_elsewhere)
+            if index == self.total and max(claimed_elsewhere, default=-1) >= self.first_needed():
                 return None
             if index is None or index == self.total:
                 return index
             with suppress(locks.InUseError):  # another harvester was faster
-                locks.hold(self.directory, _lock(index), patience=0)
+                locks.acquire(self.directory, _lock(index), timeout_s=0)
                 if index >= self.first_needed() and not self.path(index).exists():
                     return index
-                self.let_go(index)  # it was written in between
+                self.release_claim(index)  # it was written in between
 
-    def let_go(self, index: int) -> None:
-        """The shard is on disk."""
-        locks.let_go(self.directory, _lock(index))
+    def release_claim(self, index: int) -> None:
+        """Release the claim on a shard, which is on disk."""
+        locks.release(self.directory, _lock(index))
 
     def in_work(self) -> set[int]:
         """Indices that a living harvester has claimed; claims of killed ones go."""
-        found = set()
+        indices = set()
         for path in self.directory.glob(_lock("*")):
             try:
-                locks.hold(self.directory, path.name, patience=0)
+                locks.acquire(self.directory, path.name, timeout_s=0)
             except locks.InUseError:
-                found.add(int(path.stem.removeprefix(".shard-")))
+                indices.add(int(path.stem.removeprefix(".shard-")))
             else:
-                locks.let_go(self.directory, path.name)
-        return found
+                locks.release(self.directory, path.name)
+        return indices
 
 
 def _lock(index: int | str) -> str:

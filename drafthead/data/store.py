@@ -23,7 +23,7 @@ class StateStore(Sequences):
         aux_layer_ids: aux layers of every sequence, ascending.
         ids: prompt id of every sequence.
         groups: which sequences may be shuffled together, as ranges that cover all of them in order.
-        epoch_stride: what is added to a sequence's index from one epoch to the next.
+        epoch_stride: number added to a sequence's index from one epoch to the next.
 
     Raises:
         ArtifactError: the directory has no shard, one is damaged, or they are not of one harvest.
@@ -70,19 +70,19 @@ def verify_store(directory: Path) -> list[str]:
         problems += [f"{name} is missing, or not as {MANIFEST} lists it" for name in verify_files(directory)]
     except (ArtifactError, FileNotFoundError, KeyError, TypeError) as error:
         return [f"{directory} cannot be verified: {error}"]
-    found = {path.name for path in directory.glob("shard-*.safetensors")}
-    problems += [f"{name} is not in {MANIFEST}" for name in sorted(found - set(listed))]
+    names = {path.name for path in directory.glob("shard-*.safetensors")}
+    problems += [f"{name} is not in {MANIFEST}" for name in sorted(names - set(listed))]
     with ThreadPoolExecutor() as pool:
-        of_each = pool.map(lambda name: verify_shard(directory / name, identity), sorted(found))
-        return problems + [problem for found_in_one in of_each for problem in found_in_one]
+        of_each = pool.map(lambda name: verify_shard(directory / name, identity), sorted(names))
+        return problems + [problem for shard_problems in of_each for problem in shard_problems]
 
 
 def verify_shard(path: Path, identity: dict[str, Any]) -> list[str]:
     """What is wrong inside one shard of a store with this identity: damage, another harvest, values not finite."""
     try:
         shard = Shard(path)
-        wanted = {name: identity.get(name, value) for name, value in shard.harvest.items()}
-        problems = [f"holds {shard.harvest}, {IDENTITY} has {wanted}"] if shard.harvest != wanted else []
+        expected = {name: identity.get(name, value) for name, value in shard.harvest.items()}
+        problems = [f"holds {shard.harvest}, {IDENTITY} has {expected}"] if shard.harvest != expected else []
         for sequence in map(shard.__getitem__, range(len(shard))):
             parts = {f"aux.{layer_id}": rows for layer_id, rows in sequence.aux.items()}
             parts |= {"last_hidden": sequence.last_hidden, "lse": sequence.lse}

@@ -47,10 +47,10 @@ def draft_attention(
     """Attend from one draft position.
 
     Args:
-        query: (R, Q, D), rotated, of the last rows of each document; or of some of these, P.
-        keys: rotated; of the text (T, G, D), then of each draft position that is seen, of as many rows as queries.
-        values: as keys.
-        documents: of the batch.
+        query: (R, Q, D) rotated queries of the last rows of each document, or of P of these.
+        keys: rotated keys of the text (T, G, D), then of each draft position that is seen, as many rows as queries.
+        values: values, in the same order and shapes as the keys.
+        documents: documents of the batch.
         window: keys of the text that a row sees, its own and those before it, at least 1; None: all.
         sinks: (Q,) score of one more key for each query head, whose value is zero.
 

@@ -43,13 +43,13 @@ class DraftShape:
     """Everything that determines a draft model's parameters and arithmetic.
 
     Attributes:
-        head: the recipe's section.
-        hidden_size: H, the target's.
-        vocab_size: V, the target's.
-        num_aux_layers: N.
-        rms_norm_eps: the target's.
-        rope_parameters: the target's, as in its config.json.
-        max_position_embeddings: the target's.
+        head: head section of the recipe.
+        hidden_size: H, hidden size of the target.
+        vocab_size: V, vocabulary size of the target.
+        num_aux_layers: N, number of aux layers.
+        rms_norm_eps: epsilon of the target's RMS norms.
+        rope_parameters: parameters of the target's rotation, as in its config.json.
+        max_position_embeddings: longest position of the target.
     """
 
     head: HeadConfig
@@ -105,8 +105,8 @@ class DraftModule(nn.Module, ABC):
         Not `forward`: ZeRO-3 looks for tensors in the tuples that a module's forward returns, and in nothing else.
 
         Args:
-            batch: T tokens.
-            embeddings: (V, H) of the target.
+            batch: packed batch of T tokens.
+            embeddings: (V, H) embedding of the target.
             num_positions: K, at most what the head was trained for.
         """
 
@@ -213,11 +213,11 @@ class Drafter:
         Args:
             scored: (K, R) bool, rows of a packed batch that carry loss.
         """
-        found = [scored.any(0).nonzero()[:, 0]]
+        rows = [scored.any(0).nonzero()[:, 0]]
         for k in range(1, len(scored)):
-            deeper = found[0] if self.whole_blocks else scored[k:].any(0).nonzero()[:, 0]
-            found.append(deeper if len(deeper) else found[-1][:1])  # no kernel is given nothing
-        return tuple(found) if sum(map(len, found)) < _NEARLY_ALL * scored.numel() else ()
+            deeper = rows[0] if self.whole_blocks else scored[k:].any(0).nonzero()[:, 0]
+            rows.append(deeper if len(deeper) else rows[-1][:1])  # keep one row: kernels reject empty inputs
+        return tuple(rows) if sum(map(len, rows)) < _NEARLY_ALL * scored.numel() else ()
 
     def position_weights(self) -> Tensor:
         """(K,) float64 weight of the mean loss at each draft position; by itself all alike."""
@@ -243,9 +243,9 @@ def load_trained(model: DraftModule, vocabulary: DraftVocabulary, start: dict[st
     """Give a fresh module trained weights; rows of tokens that are new in the vocabulary stay as they are.
 
     Args:
-        model: with as many draft tokens as the start has.
-        vocabulary: of the model.
-        start: every parameter by name, and the d2t and t2d that they were trained with.
+        model: head to load into, with as many draft tokens as the start has.
+        vocabulary: draft vocabulary of the model.
+        start: tensors to load: every parameter by name, and the d2t and t2d that they were trained with.
     """
     known = start["t2d"][vocabulary.target_ids][:, None]
     places = start["t2d"].cumsum(0)[vocabulary.target_ids] - 1  # where known
@@ -258,10 +258,10 @@ def frozen_copy(shape: DraftShape, weights: dict[str, Tensor], device: torch.dev
     """A head with the given weights that is not trained.
 
     Args:
-        shape: of the head.
+        shape: shape of the head.
         weights: every parameter by name; d2t and t2d may be among them.
-        device: where it computes.
-        dtype: in which type.
+        device: device that the head computes on.
+        dtype: type that the head computes in.
     """
     with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
         model = drafter_of(shape.head).MODULE(shape)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._pytree import register_dataclass, tree_map_only
 
 from drafthead.drafters.attention import Documents
-from drafthead.losses.fused import Chunks, cut
+from drafthead.losses.fused import Chunks, chunk_rows
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Layout:
         rows: (R,) int64, ascending token indices of the rows: the tail of each document.
         cu_rows: (S + 1,) int32, where each document begins among the R rows, then R.
         longest: most tokens of a document. Known on the host: asking a GPU for it would wait for all it has to do.
-        most_rows: most rows of a document, likewise.
+        most_rows: most rows of a document, known on the host too.
         roots: the rows that each of the K draft positions is computed for, (P_k,) int64, ascending, each among those of
             the position before; empty: all rows for every position.
     """
@@ -74,9 +74,9 @@ class PackedBatch:
     """One micro batch.
 
     Attributes:
-        layout: documents and rows.
+        layout: documents and rows of the batch.
         input_ids: (T,) int64.
-        positions: (T,) int64, in the document, as the target had them.
+        positions: (T,) int64 positions in the document, as the target had them.
         aux: (T, N * H), aux hidden states, layer ids ascending; as stored, or in a compute type.
         loss_mask: (R,) bool, rows whose token is learned: the target generated it, or its prompt is learned too.
         scored: (K, R) bool, rows that carry loss at each draft position, by the drafter's plan.
@@ -85,7 +85,7 @@ class PackedBatch:
         argmax: (Q,) int64, the target's most likely next token.
         lse: (Q,) float32, log-sum-exp of the target's logits over its full vocabulary.
         aux_scale: (T, N) float32, of each layer of `aux` where that is in e4m3.
-        chunks: in which the head computes the scored rows, where `prepared`.
+        chunks: chunks in which the head computes the scored rows, once `prepared`.
     """
 
     layout: Layout
@@ -140,12 +140,12 @@ class PackedBatch:
         """A batch on the host, with what the head would otherwise have to ask a device for.
 
         Args:
-            num_positions: K.
-            device_type: where the head computes.
-            roots: of the layout.
+            num_positions: K, number of draft positions.
+            device_type: type of the device that the head computes on.
+            roots: roots of the layout.
         """
         batch = replace(self, layout=replace(self.layout, roots=roots))
-        return replace(batch, chunks=cut(batch.teachers(num_positions), num_positions, device_type))
+        return replace(batch, chunks=chunk_rows(batch.teachers(num_positions), num_positions, device_type))
 
     def cast(self, dtype: torch.dtype) -> "PackedBatch":
         """The batch with its states in the compute type; e4m3 becomes bf16 first."""

@@ -51,7 +51,7 @@ class HeadConfig(Section):
         """Refuse tokens that the target does not have.
 
         Args:
-            vocab_size: of the target.
+            vocab_size: vocabulary size of the target.
 
         Raises:
             ValueError: the head has more draft tokens, or its mask token lies beyond.

@@ -128,9 +128,9 @@ def merge_kernel(
         v = tl.load(values[j] + pair, mask=has_lane, other=0.0).to(tl.float32)
         score = tl.sum(q * k[None], 1)
         higher = tl.maximum(peak, score)
-        kept, added = tl.exp(peak - higher), tl.exp(score - higher)
-        mixed = mixed * kept[:, None] + added[:, None] * v[None]
-        total = total * kept + added
+        decay, added = tl.exp(peak - higher), tl.exp(score - higher)
+        mixed = mixed * decay[:, None] + added[:, None] * v[None]
+        total = total * decay + added
         peak = higher
     tl.store(out + place, mixed / total[:, None], mask=inside)
     tl.store(lse + of_head, peak + tl.log(total), mask=has_head)
@@ -239,10 +239,10 @@ def merge(
     """The softmax over the text, output (R, Q, D) and log-sum-exp (Q, R), with one more entry for each pair.
 
     Args:
-        query: (R, Q, D).
+        query: (R, Q, D) queries.
         pairs: key and value of each draft position that is seen, each (R, G, D).
-        block_out, block_lse: over the text.
-        scale: of the scores.
+        block_out, block_lse: attention output and log-sum-exp over the text.
+        scale: factor of the scores.
     """
     out, lse = torch.empty_like(block_out), torch.empty_like(block_lse)
     grid, shape = _merge_shape(query, pairs[0], scale)

@@ -57,7 +57,7 @@ class Rotary:
 
     Attributes:
         frequencies: (head_dim / 2,) inverse, float32 whatever the compute type: positions in the thousands need it.
-        factor: on cos and sin.
+        factor: factor of cos and sin.
     """
 
     def __init__(self, shape: DraftShape):

@@ -12,7 +12,7 @@ No matrix product is done twice, which is what checkpointing whole blocks would 
 computed at most once in the backward, and dropped when its own gradient has been formed. What passes through something
 else on its way (a view, a hook of ZeRO-3) is kept as before.
 
-Freed memory goes back to the system (`give_back`): torch allocates CPU tensors aligned to 64 bytes, and glibc before
+Freed memory goes back to the system (`trim_heap`): torch allocates CPU tensors aligned to 64 bytes, and glibc before
 2.38 cannot place such a request into a hole of exactly its size. The holes that temporaries of the unrolled steps leave
 would stay with the process: half a gigabyte at 2,048 tokens and 7 steps.
 
@@ -136,8 +136,8 @@ def _gated(gate: Tensor, up: Tensor) -> Tensor:
     return torch.nn.functional.silu(gate).mul_(up)
 
 
-def give_back(state: Tensor) -> None:
-    """Hand back what was freed while states of this size were computed.
+def trim_heap(state: Tensor) -> None:
+    """Return freed heap to the operating system (malloc_trim), after states of this size were computed.
 
     Does nothing for small states, on a GPU, or without glibc.
     """

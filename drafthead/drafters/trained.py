@@ -32,11 +32,11 @@ class Checkpoint:
     """A verified checkpoint.
 
     Attributes:
-        path: its directory, in `checkpoints/` of a run.
-        run_dir: of that run.
+        path: directory of the checkpoint, in `checkpoints/` of a run.
+        run_dir: directory of that run.
         state: step and predicted acceptance, which is None where this step was not validated.
-        run: the run's identity: what the head was trained on and how.
-        reference: of the whole run; None while it is still going.
+        run: identity of the run: what the head was trained on and how.
+        reference: reference of the complete run; None while it is still going.
     """
 
     path: Path
@@ -74,9 +74,9 @@ class Checkpoint:
         if recipe.head.coverage is not None:
             described["draft_vocab_size"] = head["draft_vocab_size"]
         trained_on, target = target_names(self.run["target"], recipe, spec)
-        found = {"head": described, "target": target, "target.aux_layer_ids": list(recipe.target.aux_layer_ids)}
-        wanted = {"head": head, "target": trained_on, "target.aux_layer_ids": list(self.aux_layer_ids)}
-        return artifacts.describe_difference(found, wanted)
+        actual = {"head": described, "target": target, "target.aux_layer_ids": list(recipe.target.aux_layer_ids)}
+        expected = {"head": head, "target": trained_on, "target.aux_layer_ids": list(self.aux_layer_ids)}
+        return artifacts.describe_difference(actual, expected)
 
     def shape(self, spec: TargetSpec) -> DraftShape:
         """The head's shape as the run trained it, whatever the recipe says today."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from drafthead.artifacts import describe_difference, read_json
 from drafthead.drafters.base import DraftShape, draft_shape, parameter_shapes
 from drafthead.drafters.registry import drafter_of, parse_head
-from drafthead.files import foreign
+from drafthead.files import reading_external
 from drafthead.target.pieces import TargetPieces
 from drafthead.target.rope import imported_rope, rope_parameters_of
 from drafthead.target.spec import TargetSpec
@@ -41,14 +41,14 @@ class HeadFiles(ABC):
     """config.json and tensors of one kind of head, in both directions.
 
     Attributes:
-        METHOD: of --speculative-config.
-        ALGORITHM: its name for people.
-        ARCHITECTURES: by which a config.json names it.
-        GPU_ONLY: whether vLLM serves it on GPUs only.
+        METHOD: method of --speculative-config.
+        ALGORITHM: name of the drafter in messages.
+        ARCHITECTURES: names of the drafter's architecture in a config.json.
+        GPU_ONLY: whether vLLM serves the drafter on GPUs only.
         SWAPPABLE: whether its weights were exchanged in a running engine, see drafthead/adapting/endpoint.py.
         UNREAD: names of tensors that vLLM's loader passes over where the head does not use them.
-        TYPE: of the head section that describes it.
-        OWN: fields of that section which not all drafters have, and the key of `served_values` for each.
+        TYPE: `type` of the head section that describes the drafter.
+        OWN: fields of the head section which not all drafters have, and the key of `served_values` for each.
     """
 
     METHOD: str
@@ -69,16 +69,16 @@ class HeadFiles(ABC):
         """config.json of the plain layout.
 
         Args:
-            shape: of the head, with the positions and the rotation to be served.
-            aux_layer_ids: ascending boundary indices.
-            dtype: of the weights, by torch's name.
+            shape: shape of the head, with the positions and the rotation to be served.
+            aux_layer_ids: boundary indices of the aux layers, ascending.
+            dtype: type of the weights, by torch's name.
         """
 
     def speculators_config(self, config: Config, num_speculative_tokens: int, verifier: Config) -> Config:
         """config.json of the speculators layout, from the plain one.
 
         Args:
-            config: plain.
+            config: config.json in the plain layout.
             num_speculative_tokens: K to be served unless the user says otherwise.
             verifier: the target: `name_or_path`, a hub id or the absolute path of a directory, and `architectures`.
 
@@ -105,8 +105,8 @@ class HeadFiles(ABC):
         """The ascending boundaries that a public head reads, from `served_values`.
 
         Args:
-            served: of the head.
-            num_layers: L of the target.
+            served: `served_values` of the head.
+            num_layers: L, number of layers of the target.
             layer_ids_are: "boundaries", "blocks" (counted from 0), or None when the ids leave no doubt.
 
         Raises:
@@ -120,9 +120,9 @@ class HeadFiles(ABC):
 
         Args:
             config: config.json of either layout; defaults are those that vLLM applies.
-            tensors: by checkpoint names; the number of aux layers is the width of fc.
-            spec: of the target.
-            layer_ids_are: as of `boundaries`.
+            tensors: tensors by checkpoint names; the width of fc tells the number of aux layers.
+            spec: shape of the target.
+            layer_ids_are: how the ids are counted, as for `boundaries`.
 
         Raises:
             ValueError: the head is not for this target, uses what is not computed here, or its layer ids are unclear.
@@ -138,15 +138,15 @@ class HeadFiles(ABC):
                 f"hidden size {spec.hidden_size}: give the target that this head was trained for"
             )
         sizes = {"hidden_size": spec.hidden_size, "target_hidden_size": spec.hidden_size, "vocab_size": spec.vocab_size}
-        for key, wanted in {**sizes, **_FIXED}.items():
-            if served[key] != wanted:
-                raise ValueError(f"the head has {key}={served[key]!r}; a head for {spec.name} has {wanted!r}")
+        for key, expected in {**sizes, **_FIXED}.items():
+            if served[key] != expected:
+                raise ValueError(f"the head has {key}={served[key]!r}; a head for {spec.name} has {expected!r}")
         fields = {"num_layers": "num_hidden_layers", **{name: name for name in _ALIKE}, **self.OWN}
         head = parse_head({"type": self.TYPE, **{field: served[key] for field, key in fields.items()}})
         # A head made elsewhere rotates and norms as its own config says, whatever the target's does.
-        own = {key: served[key] for key in ("rms_norm_eps", "max_position_embeddings")}
+        head_values = {key: served[key] for key in ("rms_norm_eps", "max_position_embeddings")}
         rope = imported_rope(self.plain_form(config))
-        return replace(draft_shape(head, spec, ids), **own, rope_parameters=rope), tuple(ids)
+        return replace(draft_shape(head, spec, ids), **head_values, rope_parameters=rope), tuple(ids)
 
     def exported_tensors(
         self, weights: dict[str, Tensor], shape: DraftShape, dtype: str, layout: str = "vllm"
@@ -156,8 +156,8 @@ class HeadFiles(ABC):
         d2t and t2d are left out where the head proposes the target's whole vocabulary: vLLM refuses them there.
         """
         whole = shape.head.draft_vocab_size == shape.vocab_size
-        kept = {name: tensor for name, tensor in weights.items() if not (whole and name in ("d2t", "t2d"))}
-        return {name: t.to(getattr(torch, dtype)) if t.is_floating_point() else t for name, t in kept.items()}
+        exported = {name: tensor for name, tensor in weights.items() if not (whole and name in ("d2t", "t2d"))}
+        return {name: t.to(getattr(torch, dtype)) if t.is_floating_point() else t for name, t in exported.items()}
 
     def checkpoint_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """A file's tensors, of any layout, under the names of a checkpoint and without copies of the target.
@@ -175,8 +175,8 @@ def decoder_config(shape: DraftShape, dtype: str) -> Config:
     """Keys of config.json that every draft model of dense Llama blocks has.
 
     Args:
-        shape: of the head, with the positions and the rotation to be served.
-        dtype: of the weights, by torch's name.
+        shape: shape of the head, with the positions and the rotation to be served.
+        dtype: type of the weights, by torch's name.
     """
     return {
         "dtype": dtype,
@@ -233,8 +233,8 @@ def refuse_other(config: Config, **supported: object) -> None:
         ValueError: naming the key and both values.
     """
     for key, value in supported.items():
-        if (found := config.get(key, value)) != value:
-            raise ValueError(f"the head has {key}={found}, supported is {value}: {_MEASURE}")
+        if (stated := config.get(key, value)) != value:
+            raise ValueError(f"the head has {key}={stated}, supported is {value}: {_MEASURE}")
 
 
 def _served_window(config: Config) -> int | None:
@@ -254,9 +254,9 @@ def check_config(config: Config, shape: DraftShape, aux_layer_ids: tuple[int, ..
 
     Args:
         config: config.json of either layout, or what an engine made of it.
-        shape: of the trained head.
-        aux_layer_ids: it was trained on.
-        positions: that must be servable.
+        shape: shape of the trained head.
+        aux_layer_ids: boundaries of the target that the head was trained on.
+        positions: number of positions that must be servable.
 
     Raises:
         ValueError: naming every key that differs, with the served and the trained value.
@@ -264,13 +264,13 @@ def check_config(config: Config, shape: DraftShape, aux_layer_ids: tuple[int, ..
     files = drafter_of(shape.head).vllm
     plain, served = files.plain_config(shape, aux_layer_ids, "bfloat16"), files.served_values(config)
     nested = {f"{outer}.{key}": v for outer, of in plain.items() if isinstance(of, dict) for key, v in of.items()}
-    wanted = {key: {**plain, **nested}.get(key) for key in served}
-    wanted["rope_parameters"] = served_decoder(plain)["rope_parameters"]
-    wanted["max_position_embeddings"] = max(served["max_position_embeddings"], positions)
-    if served != wanted:
+    trained = {key: {**plain, **nested}.get(key) for key in served}
+    trained["rope_parameters"] = served_decoder(plain)["rope_parameters"]
+    trained["max_position_embeddings"] = max(served["max_position_embeddings"], positions)
+    if served != trained:
         raise ValueError(
             f"vLLM would not serve the head that was trained at {positions} positions (engine.max_model_len); found in "
-            f"config.json, wanted:\n{describe_difference(served, wanted)}"
+            f"config.json, wanted:\n{describe_difference(served, trained)}"
         )
 
 
@@ -285,9 +285,9 @@ def check_tensors(weights: dict[str, Tensor], shape: DraftShape) -> None:
     Raises:
         ValueError: a tensor is missing, unknown, of another shape, not finite, or d2t and t2d disagree.
     """
-    wanted = expected_shapes(shape)
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    problems = [describe_difference(found, wanted)] if found != wanted else []
+    expected = expected_shapes(shape)
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    problems = [describe_difference(shapes, expected)] if shapes != expected else []
     problems += [f"  {name}: has values that are not finite" for name, t in weights.items() if not t.isfinite().all()]
     if not problems and not torch.equal(_target_ids(weights["d2t"]), weights["t2d"].nonzero()[:, 0]):
         problems = ["  d2t maps to other target tokens than those of t2d"]
@@ -300,10 +300,10 @@ def completed(tensors: dict[str, Tensor], shape: DraftShape, pieces: TargetPiece
     what the file leaves to the target (lm_head, the maps of a whole vocabulary).
 
     Args:
-        tensors: by checkpoint names, of any floating type; fused projections and any order of the draft vocabulary are
-            taken, as vLLM takes them.
-        shape: of the head.
-        pieces: of the target; its embedding is the only one a head can have here.
+        tensors: tensors by checkpoint names, of any floating type; fused projections and any order of the draft
+            vocabulary are taken, as vLLM takes them.
+        shape: shape of the head.
+        pieces: tensors of the target; its embedding is the only one that a head can have here.
 
     Raises:
         ValueError: the head has an embedding of its own, a pruned vocabulary without d2t, or a d2t that is no map.
@@ -341,16 +341,16 @@ def _split(tensors: dict[str, Tensor], shape: DraftShape) -> dict[str, Tensor]:
         "qkv_proj": {"q_proj": query, "k_proj": kv, "v_proj": kv},
         "gate_up_proj": {"gate_proj": head.intermediate_size, "up_proj": head.intermediate_size},
     }
-    found: dict[str, Tensor] = {}
+    split: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         parts = next((parts for part, parts in fused.items() if f".{part}." in name), {})
         if not parts or len(tensor) != sum(parts.values()):
-            found[name] = tensor
+            split[name] = tensor
             continue
         module, _, kind = name.rpartition(".")
         for part, rows in zip(parts, tensor.split(list(parts.values())), strict=True):
-            found[f"{module.rpartition('.')[0]}.{part}.{kind}"] = rows
-    return found
+            split[f"{module.rpartition('.')[0]}.{part}.{kind}"] = rows
+    return split
 
 
 def _same_but_for_rounding(mine: Tensor, target: Tensor) -> bool:
@@ -376,12 +376,12 @@ def _mapped_ids(d2t: Tensor, t2d: Tensor | None, vocab_size: int) -> Tensor:
     """
     ids, mapped = _whole_numbers(d2t), _target_ids(d2t)
 
-    def is_map(found: Tensor) -> bool:
-        within = len(found) == 0 or (int(found.min()) >= 0 and int(found.max()) < vocab_size)
-        return within and len(found.unique()) == len(found)
+    def is_map(candidate: Tensor) -> bool:
+        within = len(candidate) == 0 or (int(candidate.min()) >= 0 and int(candidate.max()) < vocab_size)
+        return within and len(candidate.unique()) == len(candidate)
 
-    def is_of_t2d(found: Tensor) -> bool:
-        return t2d is not None and torch.equal(found.sort().values, t2d.nonzero()[:, 0])
+    def is_of_t2d(candidate: Tensor) -> bool:
+        return t2d is not None and torch.equal(candidate.sort().values, t2d.nonzero()[:, 0])
 
     if is_map(ids) and (not is_map(mapped) or (is_of_t2d(ids) and not is_of_t2d(mapped))):
         log.warning("d2t of the head holds ids where engines read offsets, as the rest of the file shows: taken as ids")
@@ -423,7 +423,7 @@ def check_tensor_files(directory: Path) -> dict[str, Path]:
     """
     files: dict[str, Path] = {}
     for path in sorted(directory.glob("*.safetensors")):
-        with foreign(path, _AGAIN), safe_open(path, framework="pt") as file:
+        with reading_external(path, _AGAIN), safe_open(path, framework="pt") as file:
             files |= dict.fromkeys(file.keys(), path)
     if not files:
         raise FileNotFoundError(
@@ -434,7 +434,7 @@ def check_tensor_files(directory: Path) -> dict[str, Path]:
 
 
 def check_files(directory: Path, spec: TargetSpec) -> None:
-    """Refuse somebody's head that was made for another target, or whose files are damaged, before an engine starts.
+    """Refuse a head that was made for another target, or whose files are damaged, before an engine starts.
 
     Engines find the same defects, after their start and at the end of a hundred lines of another program's stack.
 
@@ -442,15 +442,15 @@ def check_files(directory: Path, spec: TargetSpec) -> None:
         ValueError: naming what does not fit and both values.
     """
     config, files = read_json(directory / "config.json"), check_tensor_files(directory)
-    with foreign(directory / "config.json", _AGAIN):
+    with reading_external(directory / "config.json", _AGAIN):
         plain = config | config.get("transformer_layer_config", {})  # whatever the algorithm
     hidden = plain.get("target_hidden_size") or plain.get("hidden_size")
-    found = {"hidden_size": hidden, "vocab_size": plain.get("vocab_size")}
-    wanted = {key: value and getattr(spec, key) for key, value in found.items()}  # what is not stated cannot differ
-    if found != wanted:
+    stated = {"hidden_size": hidden, "vocab_size": plain.get("vocab_size")}
+    expected = {key: value and getattr(spec, key) for key, value in stated.items()}  # what is not stated cannot differ
+    if stated != expected:
         raise ValueError(
             f"{directory} is a head for another target than {spec.name}; give the head that was made for target.path:\n"
-            + describe_difference(found, wanted)
+            + describe_difference(stated, expected)
         )
     if "d2t" in files:
         with safe_open(files["d2t"], framework="pt") as file:

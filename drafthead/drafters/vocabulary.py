@@ -19,8 +19,8 @@ class DraftVocabulary:
     """D draft tokens out of V target tokens.
 
     Attributes:
-        d2t: (D,) int64 offsets.
-        t2d: (V,) bool.
+        d2t: (D,) int64 offsets from draft id to target id.
+        t2d: (V,) bool, target tokens that are draft tokens.
     """
 
     d2t: Tensor
@@ -37,7 +37,7 @@ def choose_vocabulary(counts: Tensor, size: int, required: Tensor) -> DraftVocab
 
     Args:
         counts: (V,) how often each target token was generated.
-        size: D.
+        size: D, size of the draft vocabulary.
         required: ids that must be in whatever their count (the template's special tokens).
 
     Raises:
@@ -63,7 +63,7 @@ def size_for_coverage(counts: Tensor, share: float, required: Tensor) -> int:
 
     Args:
         counts: (V,) how often each target token was generated.
-        share: of generated tokens, in (0, 1].
+        share: share of generated tokens to cover, in (0, 1].
         required: ids that must be in whatever their count.
 
     Raises:
@@ -75,8 +75,8 @@ def size_for_coverage(counts: Tensor, share: float, required: Tensor) -> int:
     optional = counts.clone()
     optional[required] = 0
     # Covered by the required tokens and the n most frequent others, n = 0, 1, ...
-    others = torch.cat([optional.new_zeros(1), optional.sort(descending=True).values.cumsum(0)])
-    covered = counts[required].sum() + others
+    most_frequent = torch.cat([optional.new_zeros(1), optional.sort(descending=True).values.cumsum(0)])
+    covered = counts[required].sum() + most_frequent
     needed = required.shape[0] + int((covered.double() < share * total * (1 - 1e-9)).sum())
     return min(-(-needed // _MULTIPLE) * _MULTIPLE, counts.shape[0])
 

@@ -38,9 +38,9 @@ def run_on_cluster(task: Task, jobs: Sequence[Job], workers: int | None = None) 
     with the work.
 
     Args:
-        task: what to do.
-        jobs: those whose files are missing.
-        workers: engines, instead of as many as there is room for.
+        task: task that the jobs belong to.
+        jobs: jobs whose files are missing.
+        workers: number of engines; None: as many as there is room for.
 
     Raises:
         ValueError: there is no room for an engine or for `workers` of them, or ATTEMPTS rounds wrote nothing.

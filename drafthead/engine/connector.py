@@ -32,7 +32,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from drafthead.engine.shard_writer import KeptRows, ShardWriter, Text, beside, side_stream, to_host
+from drafthead.engine.shard_writer import KeptRows, SequenceSpec, ShardWriter, on_side_stream, side_stream, to_host
 from drafthead.target.pieces import TargetHead
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ _LAYER = "cache_only_layers"  # vLLM's name of the module that owns the paged ca
 class HarvestWorker:
     """Methods added to vLLM's worker, called through `LLM.collective_rpc`."""
 
-    def harvest_store(self, shards: list[tuple[str, list[Text]]], finish: bool) -> str | None:
-        """`HiddenStatesConnector.store`."""
+    def harvest_store(self, shards: list[tuple[str, list[tuple]]], finish: bool) -> str | None:
+        """`HiddenStatesConnector.store`; vLLM's RPC may hand over plain sequences for the specs."""
         connector = get_kv_transfer_group()
         assert isinstance(connector, HiddenStatesConnector)
-        return connector.store(shards, finish)
+        return connector.store([(path, [SequenceSpec(*entry) for entry in specs]) for path, specs in shards], finish)
 
 
 @dataclass
@@ -56,8 +56,8 @@ class _Request:
     """A request whose rows are captured.
 
     Attributes:
-        keep: the name under which they are kept.
-        block_ids: that hold its rows, from position 0 on.
+        keep: name under which the rows are kept.
+        block_ids: cache blocks that hold the request's rows, from position 0 on.
         start, stop: the rows to copy at the end of this step, [start, stop).
     """
 
@@ -166,7 +166,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
             with self._recorded_error():
                 self._keep_arrived()
                 rows = self._copy(self._cache, requests)
-                with beside(self._stream, rows):
+                with on_side_stream(self._stream, rows):
                     parts = to_host(rows).split([r.stop - r.start for r in requests])
                 self._arriving += zip(requests, parts, strict=True)
 
@@ -187,15 +187,15 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
             indices = indices.pin_memory().to(cache.device, non_blocking=True)
         return cache[indices[0], :, indices[1]]
 
-    def store(self, shards: list[tuple[str, list[Text]]], finish: bool = False) -> str | None:
-        """Pass the kept texts of shards, by path, to the writer and drop the others; the first error so far.
+    def store(self, shards: list[tuple[str, list[SequenceSpec]]], finish: bool = False) -> str | None:
+        """Pass the kept rows of shards, by path, to the writer and drop all others; the first error so far.
         `finish`: wait until all shards are on disk."""
         if self._writer is not None and not self._error:
             with self._recorded_error():
                 self._keep_arrived()
-                for path, texts in shards:
-                    rows = [self._kept.take(name, len(ids)) for name, ids, _ in texts]
-                    self._writer.write(Path(path), texts, rows)
+                for path, sequences in shards:
+                    rows = [self._kept.take(spec.id, len(spec.token_ids)) for spec in sequences]
+                    self._writer.write(Path(path), sequences, rows)
                 if finish:
                     self._writer.finish()
             self._kept.clear()

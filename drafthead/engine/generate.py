@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from drafthead.config import Recipe
 from drafthead.engine.offline import offline_engine, on_cpu
-from drafthead.engine.shard_writer import Text
+from drafthead.engine.shard_writer import SequenceSpec
 from drafthead.progress import wait_until
 from drafthead.target.pieces import SCORED_ROWS, compute_dtype
 from drafthead.target.spec import TargetSpec, captured_ids
@@ -39,10 +39,10 @@ class GenerationRequest:
         prompt_ids: token ids of the prompt.
         max_tokens: length limit of the response.
         temperature: 0 is greedy.
-        seed: of the sampling; None where nothing is sampled.
+        seed: seed of the sampling; None where nothing is sampled.
         ignore_stop: generate past stop tokens.
-        keep: where states are captured, the name under which those of this sequence are kept; "" keeps none.
-        stop_ids: token ids that end the response, beside the target's own.
+        keep: name under which captured states of this sequence are kept; "" keeps none.
+        stop_ids: token ids that end the response, beside those of the target.
     """
 
     prompt_ids: Sequence[int]
@@ -110,22 +110,22 @@ class CapturingEngine(Engine):
 
     def make(self, job: Any, bar: tqdm) -> None:
         """Read the texts of a shard (`generation.shards.ShardJob`) as prompts, and store their states."""
-        texts = job.texts()
-        self.generate([GenerationRequest(ids, 1, 0.0, None, keep=name) for name, ids, _ in texts], bar)
-        self.store([(job.path, texts)])
+        sequences = job.sequences()
+        self.generate([GenerationRequest(s.token_ids, 1, 0.0, None, keep=s.id) for s in sequences], bar)
+        self.store([(job.path, sequences)])
 
-    def store(self, shards: Sequence[tuple[Path, list[Text]]], finish: bool = False) -> None:
-        """Write the states of these texts to shards, in the background; those of all other texts are dropped.
+    def store(self, shards: Sequence[tuple[Path, list[SequenceSpec]]], finish: bool = False) -> None:
+        """Write the states of these sequences to shards, in the background; those of all other sequences are dropped.
 
         Args:
-            shards: the path of each and its texts, which are called as their requests were.
+            shards: path and sequences of each shard; the id of a sequence is the `keep` of its request.
             finish: wait until every shard is on disk.
 
         Raises:
             ValueError: states are missing, or an earlier shard could not be written.
         """
-        given = [(str(path), texts) for path, texts in shards]
-        for error in self._llm.collective_rpc("harvest_store", args=(given, finish)):
+        by_path = [(str(path), sequences) for path, sequences in shards]
+        for error in self._llm.collective_rpc("harvest_store", args=(by_path, finish)):
             if error:
                 raise ValueError(f"a shard could not be written: {error}")
 
@@ -139,8 +139,8 @@ def capturing_engine(recipe: Recipe, spec: TargetSpec) -> Iterator[CapturingEngi
     """The recipe's target in an engine that captures states, which is gone when the block ends.
 
     Args:
-        recipe: target, engine, head and states sections are used.
-        spec: of the target.
+        recipe: recipe; its target, engine, head and states sections are read.
+        spec: shape of the target.
     """
     options = {"enable_prefix_caching": False, "disable_log_stats": True, **capture_options(recipe, spec)}
     if not on_cpu():

@@ -25,7 +25,7 @@ import numpy as np
 
 from drafthead.config.evaluation import EndpointConfig, LoadConfig
 from drafthead.engine.server import Server, ServerError, parse_metrics
-from drafthead.files import foreign
+from drafthead.files import reading_external
 from drafthead.progress import progress_bar
 from drafthead.statistics import Array
 
@@ -56,11 +56,11 @@ class RequestTimes:
     Attributes:
         id: the prompt's id.
         error: empty when the request succeeded.
-        prompt_tokens, output_tokens: as the server counted them.
-        start_s: when it was sent, counted from the first request of the level.
-        ttft_s: from sending to the first token of any channel.
-        gaps_s: between chunks; a chunk carries all tokens of one verification step.
-        latency_s: from sending to the last token.
+        prompt_tokens, output_tokens: numbers of tokens, as the server counted them.
+        start_s: time of sending, counted from the first request of the level.
+        ttft_s: time from sending to the first token of any channel.
+        gaps_s: times between chunks; a chunk carries all tokens of one verification step.
+        latency_s: time from sending to the last token.
         text: the output with its special tokens.
         ttfot_s: from sending to the first token of the final channel, or of any where there are no channels; NaN where
             none came or it was not measured.
@@ -203,7 +203,9 @@ def endpoint_server(endpoint: EndpointConfig) -> Server:
     if variable and not key:
         raise ServerError(f"{where}: environment variable {variable} is not set")
     server = Server(endpoint.base_url, endpoint.model, key)
-    with foreign(f"{where} at {server.base_url}: its list of models", "Correct url or api_key_env", ServerError):
+    with reading_external(
+        f"{where} at {server.base_url}: its list of models", "Correct url or api_key_env", ServerError
+    ):
         with server.client(30) as client:
             response = client.get("/v1/models").raise_for_status()
         served = [model["id"] for model in response.json()["data"]]
@@ -238,13 +240,13 @@ def run_load(
     """Send every request once.
 
     Args:
-        server: where to.
-        requests: in the order of sending; results come back in the same order.
-        load: how many at a time, or at what rate.
+        server: server that the requests are sent to.
+        requests: requests in the order of sending; results come back in the same order.
+        load: number of requests at a time, or their rate.
         max_tokens: longest output.
         temperature: 0 decodes greedily.
         ignore_eos: every output has max_tokens tokens.
-        title: of the progress bar.
+        title: title of the progress bar.
 
     Raises:
         ServerError: the server ended.
@@ -305,9 +307,9 @@ async def stream_request(
     """Send one request and time its chunks; what failed is in `error`.
 
     Args:
-        session: of the server.
-        request: the prompt.
-        options: of the request, the prompt excepted.
+        session: HTTP session of the server.
+        request: request to send.
+        options: fields of the request's body other than the prompt.
         begun: start of the load, by time.perf_counter.
     """
     error = ""
@@ -402,9 +404,9 @@ async def _watch(session: aiohttp.ClientSession, samples: list[EngineSample], be
                 page = await response.text()
         except aiohttp.ClientError:  # the requests say that the server is gone
             return
-        found = parse_metrics(page)
-        if "vllm:num_requests_running" not in found:
+        counters = parse_metrics(page)
+        if "vllm:num_requests_running" not in counters:
             return
-        counts = (int(found[f"vllm:num_requests_{which}"]) for which in ("running", "waiting"))
+        counts = (int(counters[f"vllm:num_requests_{which}"]) for which in ("running", "waiting"))
         samples.append(EngineSample(time.perf_counter() - begun, *counts))
         await asyncio.sleep(_SAMPLE_S)

@@ -66,8 +66,8 @@ def target_arguments(recipe: Recipe, cpu: bool, head: str | None) -> dict[str, A
     """How every engine runs the recipe's target, by vLLM's keyword arguments; a server's flags have the same names.
 
     Args:
-        recipe: target and engine sections are used.
-        cpu: whether it runs on one.
+        recipe: recipe; its target and engine sections are read.
+        cpu: whether the engine runs on a CPU.
         head: directory or hub id of the draft model, if there is one.
     """
     engine, target = recipe.engine, recipe.target
@@ -92,7 +92,7 @@ def engine_arguments(recipe: Recipe, *, seeded: bool = False, **more: Any) -> di
     """The keyword arguments of vLLM's engine that follow from the recipe.
 
     Args:
-        recipe: target and engine sections are used.
+        recipe: recipe; its target and engine sections are read.
         seeded: requests will carry seeds of their own (on CPU that excludes chunked prefill).
         more: vLLM's own arguments, instead of the recipe's or beside them; None leaves one out.
     """
@@ -131,11 +131,11 @@ def needs_one_cache_group(recipe: Recipe, head: str | None) -> bool:
     def kinds(config: Mapping[str, Any]) -> Counter[tuple[int, int, int]]:
         """Layers by heads on one GPU, their size, and window."""
         queries = config["num_attention_heads"]
-        own = max((config.get("num_key_value_heads") or queries) // recipe.engine.tensor_parallel_size, 1)
+        kv_heads = max((config.get("num_key_value_heads") or queries) // recipe.engine.tensor_parallel_size, 1)
         size = config.get("head_dim") or config["hidden_size"] // queries
         layers = config.get("layer_types") or ["full_attention"] * config.get("num_hidden_layers", 0)
         window = config.get("sliding_window") or 0
-        return Counter((own, size, window if kind == "sliding_attention" else 0) for kind in layers)
+        return Counter((kv_heads, size, window if kind == "sliding_attention" else 0) for kind in layers)
 
     drafts = kinds(draft)
     together = kinds(target) + drafts
@@ -239,7 +239,7 @@ def expand(
     """Repeat each request's value for each of its tokens: [a, b] with ends [2, 5] gives [a, a, b, b, b].
 
     Args:
-        output: (tokens,) written.
+        output: (tokens,) tensor that is written.
         input_val: (requests,) values.
         cu_num_tokens: (requests,) where the tokens of each request end.
         replace_from, replace_to: a value that is replaced on the way.

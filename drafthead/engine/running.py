@@ -63,9 +63,9 @@ class Task:
 
     Attributes:
         start: starts a worker; pickled for other processes.
-        gpus: that a worker takes, where there are any.
-        doing: for the progress bar, such as "harvesting".
-        unit: that the size of a job counts.
+        gpus: number of GPUs that a worker takes, where there are any.
+        doing: title of the progress bar, such as "harvesting".
+        unit: unit that the size of a job counts.
     """
 
     start: Callable[[], AbstractContextManager[Worker]]
@@ -93,7 +93,7 @@ def runner(args: argparse.Namespace, recipe: Recipe, alone: bool = False) -> Run
 
     Args:
         args: the command line's OPTIONS.
-        recipe: with the GPUs that an engine takes.
+        recipe: recipe; its engine section tells how many GPUs an engine takes.
         alone: one engine unless the command line wants more.
 
     Raises:
@@ -107,13 +107,13 @@ def runner(args: argparse.Namespace, recipe: Recipe, alone: bool = False) -> Run
     return run_here if workers == 1 else partial(run_on_node, workers=workers)
 
 
-def node_engines(gpus: int, wanted: int | None = None) -> int:
+def node_engines(gpus: int, workers: int | None = None) -> int:
     """Engines of so many GPUs each that this machine has room for, 1 without a GPU; or as many as are wanted."""
-    if wanted is None:
+    if workers is None:
         return max(1, torch.cuda.device_count() // gpus)  # asks NVML: CUDA is not initialised before engines start
-    if wanted < 1:
-        raise ValueError(f"--workers {wanted} does no work; give 1 or more, or leave it out")
-    return wanted
+    if workers < 1:
+        raise ValueError(f"--workers {workers} does no work; give 1 or more, or leave it out")
+    return workers
 
 
 def run_here(task: Task, jobs: Sequence[Job]) -> None:
@@ -167,11 +167,11 @@ def run_engine(
     """Do jobs until there are none (`queue.Empty`), and wait until their files are on disk.
 
     Args:
-        task: what to do.
-        take: the next job.
+        task: task that the jobs belong to.
+        take: returns the next job; raises Empty when there is none.
         update: called with how many more sequences are done.
-        devices: CUDA_VISIBLE_DEVICES, instead of what it is.
-        engines: that share the cores where there are no GPUs.
+        devices: value of CUDA_VISIBLE_DEVICES for this worker; None: unchanged.
+        engines: number of engines that share the cores where there are no GPUs.
     """
     if devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices
@@ -191,7 +191,7 @@ def _taken(take: Callable[[], Job]) -> Iterator[Job]:
 
 
 def _make(task: Task, jobs: Iterator[Job], bar: tqdm) -> None:
-    """Make the files that nobody else has made; without a job no engine starts."""
+    """Run the jobs whose output is missing; no engine starts where there is none."""
     if (first := next(jobs, None)) is not None:
         with task.start() as worker:
             for job in chain([first], jobs):

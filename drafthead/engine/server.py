@@ -113,7 +113,7 @@ def running_server(
     """Serve the recipe's target while the block runs.
 
     Args:
-        recipe: target and engine settings.
+        recipe: recipe; its target and engine sections are read.
         log_path: file for the server's output; replaced if it exists.
         speculative: vLLM's speculative_config; None serves without speculation.
         extra_args: further flags of vLLM's server.
@@ -175,12 +175,12 @@ class Server:
     Attributes:
         base_url: what the paths of requests are appended to, such as http://127.0.0.1:41237.
         model: the name requests must use.
-        api_key: of the /v1 routes; not part of the representation, so that it reaches no log.
+        api_key: key of the /v1 routes; not part of the representation, so that it reaches no log.
         log_path: everything the server wrote; None for one that was not started here, which may lack the cache reset
             and the counters.
-        command: what was started.
+        command: command line that was started.
         start_s: seconds from the start of the process until it is healthy.
-        process: that was started here, or None.
+        process: process that was started here, or None.
     """
 
     base_url: str
@@ -242,7 +242,7 @@ class Server:
         """How the process ended; empty while it runs, and for one that was not started here.
 
         Args:
-            patience_s: seconds to wait for its end: its connections break a moment before.
+            patience_s: seconds to wait for the end of the server, whose connections break a moment before.
         """
         if self.process is None:
             return ""
@@ -265,7 +265,7 @@ class Server:
         with code 200 (vLLM 0.32); the request is then repeated.
 
         Args:
-            patience_s: seconds for which it is repeated.
+            patience_s: seconds for which the request is repeated.
 
         Raises:
             ServerError: the server refuses, as it does while requests run, or is gone.

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +21,19 @@ from torch import Tensor
 from drafthead.data.shard import Format, StateSequence, first_teacher_row, write_shard
 from drafthead.target.pieces import TargetHead
 
-# Of a sequence in a shard: the prompt's id, its T token ids and its loss mask, a byte for each of them. Texts go
-# through vLLM's RPC, which takes plain types.
-Text = tuple[str, list[int], bytes]
+
+class SequenceSpec(NamedTuple):
+    """A sequence to be stored in a shard. A tuple, because vLLM's RPC takes plain types only.
+
+    Attributes:
+        id: id of the response.
+        token_ids: T token ids.
+        loss_mask: T bytes, nonzero where the token is learned.
+    """
+
+    id: str
+    token_ids: list[int]
+    loss_mask: bytes
 
 
 class KeptRows(dict[str, list[Tensor]]):
@@ -41,11 +52,11 @@ class KeptRows(dict[str, list[Tensor]]):
             ValueError: other rows were captured than the sequence's.
         """
         rows = self.pop(name, [])
-        found = sum(len(part) for part in rows)
-        if found != num_tokens:
+        num_captured = sum(len(part) for part in rows)
+        if num_captured != num_tokens:
             raise ValueError(
-                f"{name}: states of {found} tokens were captured for a sequence of {num_tokens}; this vLLM computes or "
-                "orders steps differently, set states.backend=transformers"
+                f"{name}: states of {num_captured} tokens were captured for a sequence of {num_tokens}; this vLLM "
+                "computes or orders steps differently, set states.backend=transformers"
             )
         return torch.cat(rows)
 
@@ -56,12 +67,12 @@ def side_stream(device: torch.device) -> torch.cuda.Stream | None:
 
 
 @contextmanager
-def beside(stream: torch.cuda.Stream | None, rows: Tensor | None = None) -> Iterator[None]:
+def on_side_stream(stream: torch.cuda.Stream | None, rows: Tensor | None = None) -> Iterator[None]:
     """Inside, work is queued on a side stream behind what the engine has queued, and nothing waits for it.
 
     Args:
-        stream: from `side_stream`.
-        rows: that it reads; their memory is not given to somebody else before it is done.
+        stream: side stream from `side_stream`.
+        rows: tensor that the stream reads; its memory is not reused before the stream is done with it.
     """
     if stream is not None:
         stream.wait_stream(torch.cuda.current_stream(stream.device))
@@ -90,7 +101,7 @@ class ShardWriter:
             aux_layer_ids: aux layers to keep, ascending.
             num_layers: L; rows at boundary L are always captured and give argmax and lse.
             head: the target's final norm and lm_head.
-            number_format: of the aux layers on disk.
+            number_format: number format of the aux layers on disk.
         """
         self._format = number_format
         self._num_layers = num_layers
@@ -102,40 +113,42 @@ class ShardWriter:
         self._writing = self._thread.submit(lambda: None)  # the shard before
         self._stream = side_stream(head.device)
 
-    def write(self, path: Path, texts: Sequence[Text], rows: Sequence[Tensor]) -> None:
+    def write(self, path: Path, sequences: Sequence[SequenceSpec], rows: Sequence[Tensor]) -> None:
         """Write a shard in the background, once the one before is on disk.
 
         Args:
-            path: of the shard.
-            texts: its sequences, in order.
-            rows: (T, C, H) of each in host memory, computed from its tokens; owned by the writer from here on.
+            path: path of the shard.
+            sequences: sequences of the shard, in order.
+            rows: (T, C, H) captured rows of each sequence in host memory; owned by the writer from here on.
 
         Raises:
             ValueError: rows and tokens disagree.
             Exception: whatever an earlier shard's writing raised.
         """
-        for (name, ids, _), captured in zip(texts, rows, strict=True):
-            if tuple(captured.shape[:2]) != (len(ids), self._num_boundaries):
+        for spec, captured in zip(sequences, rows, strict=True):
+            if tuple(captured.shape[:2]) != (len(spec.token_ids), self._num_boundaries):
                 raise ValueError(
-                    f"prompt {name}: captured rows have shape {tuple(captured.shape)}, wanted "
-                    f"({len(ids)} tokens, {self._num_boundaries} boundaries, H)"
+                    f"prompt {spec.id}: captured rows have shape {tuple(captured.shape)}, wanted "
+                    f"({len(spec.token_ids)} tokens, {self._num_boundaries} boundaries, H)"
                 )
         self._writing.result()
-        self._writing = self._thread.submit(self._write, path, texts, rows)
+        self._writing = self._thread.submit(self._write, path, sequences, rows)
 
-    def _write(self, path: Path, texts: Sequence[Text], rows: Sequence[Tensor]) -> None:
+    def _write(self, path: Path, sequences: Sequence[SequenceSpec], rows: Sequence[Tensor]) -> None:
         if not path.exists():  # another worker may have been given the same shard, and published it already
-            sequences = [self._sequence(*text, captured) for text, captured in zip(texts, rows, strict=True)]
-            write_shard(path, sequences, self._num_layers, self._format)
+            captured = [self._captured(*pair) for pair in zip(sequences, rows, strict=True)]
+            write_shard(path, captured, self._num_layers, self._format)
 
-    def _sequence(self, name: str, ids: list[int], loss_mask: bytes, rows: Tensor) -> StateSequence:
-        mask = torch.tensor(list(loss_mask), dtype=torch.uint8)
+    def _captured(self, spec: SequenceSpec, rows: Tensor) -> StateSequence:
+        mask = torch.tensor(list(spec.loss_mask), dtype=torch.uint8)
         first = first_teacher_row(mask)
         last_hidden = rows[first:, -1].contiguous()
-        with beside(self._stream):
+        with on_side_stream(self._stream):
             argmax, lse = self._head.stats(last_hidden)
         aux = {layer_id: rows[:, column] for column, layer_id in enumerate(self._aux_layer_ids)}
-        return StateSequence(name, torch.tensor(ids, dtype=torch.int32), mask, aux, last_hidden, argmax, lse)
+        return StateSequence(
+            spec.id, torch.tensor(spec.token_ids, dtype=torch.int32), mask, aux, last_hidden, argmax, lse
+        )
 
     def finish(self) -> None:
         """Wait until everything is on disk; raises whatever the writing raised."""

@@ -16,7 +16,7 @@ from typing import Any
 from drafthead.artifacts import MANIFEST, ArtifactError, reference, require
 from drafthead.config.evaluation import HEAD, HEADS, SAMPLED, Method, MethodConfig
 from drafthead.config.recipe import Recipe, local_or_hub
-from drafthead.data.prompts import KIND, Prompt, cut, prompt_id, read_prompts, read_trained_on
+from drafthead.data.prompts import KIND, Prompt, prompt_id, read_prompts, read_trained_on, split_turns
 from drafthead.data.rendering import UnrenderableError, renderer
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vllm import check_files, check_tensor_files
@@ -113,7 +113,7 @@ def load_workload(
 def _first_question(prompt: Prompt) -> Prompt:
     if not prompt.messages:
         return prompt
-    messages = cut(prompt.messages, "first")[0][0]
+    messages = split_turns(prompt.messages, "first")[0][0]
     return replace(prompt, messages=messages, id=prompt_id(messages, tools=prompt.tools))
 
 

@@ -31,7 +31,7 @@ def write_card(recipe: Recipe, measured: Any = None, published_as: str | None = 
     """Write the card of the recipe's exported head.
 
     Args:
-        recipe: of the head, and of the run that it was exported from.
+        recipe: recipe of the head and of the run that it was exported from.
         measured: `rows` of evaluation's summary of acceptance with this very head, and `max_tokens`, if there are any.
         published_as: hub id for the serving commands, instead of the directory.
 
@@ -90,9 +90,9 @@ def push_head(directory: Path, repo: str, public: bool = False) -> str:
     """Upload the files an engine reads and the card to the Hugging Face hub; manifests hold local paths and stay here.
 
     Args:
-        directory: a finished head.
+        directory: directory of a finished head.
         repo: owner/name; created if it does not exist. The visibility of one that exists is left as it is.
-        public: create it public.
+        public: whether a new repository is public.
 
     Returns:
         Address of the commit.
@@ -116,10 +116,10 @@ def push_head(directory: Path, repo: str, public: bool = False) -> str:
 
 def _ancestors(run: dict[str, Any]) -> list[dict[str, Any]]:
     """What the run's weights began with, what that began with, and so on."""
-    found = []
+    ancestors = []
     while run := run.get("started_from") or {}:
-        found.append(run)
-    return found
+        ancestors.append(run)
+    return ancestors
 
 
 def _data(recipe: Recipe, step: int) -> dict[str, Any] | None:
@@ -128,7 +128,7 @@ def _data(recipe: Recipe, step: int) -> dict[str, Any] | None:
     responses, run = directory / artifacts.MANIFEST, recipe.run_dir / artifacts.MANIFEST
     if not all(path.exists() for path in (responses, prompts.with_name(artifacts.MANIFEST), run)):
         return None
-    made, manifest = artifacts.read_json(run), artifacts.read_json(responses)
+    run_manifest, manifest = artifacts.read_json(run), artifacts.read_json(responses)
     if manifest["identity"]["prompts"] != artifacts.reference(artifacts.read_manifest(recipe.prompts_dir)):
         return None  # drawn anew since
     noted, answered = noted_prompts(recipe.run_dir), {prompt_of(name) for name in read_categories(directory)}
@@ -136,7 +136,7 @@ def _data(recipe: Recipe, step: int) -> dict[str, Any] | None:
         return None  # and answered anew
     rows = pq.read_table(prompts, columns=["id", "source", "category"]).to_pylist()
     mix = Counter((row["source"], row["category"]) for row in rows if row["id"] in answered)
-    epochs = made["identity"]["train"]["epochs"] * step / made["counts"]["total_steps"]
+    epochs = run_manifest["identity"]["train"]["epochs"] * step / run_manifest["counts"]["total_steps"]
     return {
         **manifest["counts"],
         "source": response_source(manifest["identity"]["settings"]),

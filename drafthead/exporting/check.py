@@ -61,10 +61,10 @@ def check_serving(recipe: Recipe, directory: Path, source: Checkpoint, shape: Dr
     """Serve the directory in vLLM and compare its acceptance with the checkpoint's prediction.
 
     Args:
-        recipe: target, engine, export section and K.
+        recipe: recipe; its target, engine and export sections and K are read.
         directory: the exported head.
-        source: the checkpoint that it comes from.
-        shape: of the trained head.
+        source: checkpoint that the head comes from.
+        shape: shape of the trained head.
 
     Returns:
         For the manifest: the number of prompts, of documents left out as looping, of responses that equal the stored
@@ -90,9 +90,9 @@ def check_serving(recipe: Recipe, directory: Path, source: Checkpoint, shape: Dr
     counted, none = [acceptance for _, acceptance in served], empty_acceptance(recipe.eval.num_draft_tokens)
     comparable = sum(rounds.drafts for rounds in compress(predicted, same))
     strict = 0 < comparable >= sum(rounds.drafts for rounds in predicted) / 2
-    kept = same if strict else [True] * len(same)
-    ours, theirs = (sum(compress(rounds, kept), start=none) for rounds in (predicted, counted))
-    found: dict[str, Any] = {
+    compared = same if strict else [True] * len(same)
+    ours, theirs = (sum(compress(rounds, compared), start=none) for rounds in (predicted, counted))
+    result: dict[str, Any] = {
         "prompts": len(same),
         "looping": looping,
         "same_text": sum(same),
@@ -105,15 +105,15 @@ def check_serving(recipe: Recipe, directory: Path, source: Checkpoint, shape: Dr
         "tolerance": TOLERANCE if strict else LOOSE_TOLERANCE,
     }
     summary = (
-        f"over {sum(kept)} of {len(same)} responses ({theirs.drafts} rounds) the checkpoint predicts an acceptance "
-        f"length of {ours.length:.3f}, the engine's counters give {theirs.length:.3f}{few(sum(kept))}; allowed is a "
-        f"difference of {found['tolerance']:.0%}. {sum(same)} responses are the stored ones, {found['same_rounds']} "
-        f"with exactly the predicted rounds; {looping} that loop were left out"
+        f"over {sum(compared)} of {len(same)} responses ({theirs.drafts} rounds) the checkpoint predicts an acceptance "
+        f"length of {ours.length:.3f}, the engine's counters give {theirs.length:.3f}{few(sum(compared))}; allowed is "
+        f"a difference of {result['tolerance']:.0%}. {sum(same)} responses are the stored ones, "
+        f"{result['same_rounds']} with exactly the predicted rounds; {looping} that loop were left out"
     )
-    if not abs(theirs.length - ours.length) <= found["tolerance"] * ours.length:
+    if not abs(theirs.length - ours.length) <= result["tolerance"] * ours.length:
         raise ValueError(f"vLLM does not serve the head that was trained; nothing is exported: {summary}")
     log.info(f"served in vLLM: {summary}")
-    return found
+    return result
 
 
 def choose_documents(
@@ -149,13 +149,13 @@ def replayed_rounds(
     model, drafter = frozen_copy(shape, weights, _CPU, torch.float32), drafter_of(shape.head)
     embeddings = load_pieces(recipe.target_path, recipe.target.revision).embed_tokens.float()
     target_ids = DraftVocabulary(weights["d2t"], weights["t2d"]).target_ids
-    found = []
+    rounds = []
     for document in documents:
         window = whole(document.index, store.tokens(document.index)[1], drafter)
         batch = pack(store, [window], drafter).to(_CPU, torch.float32)
         drafts = model.draft(batch, embeddings, recipe.eval.num_draft_tokens)  # (K, R)
-        found.append(replay(match_text(drafts, target_ids, batch.row_ids), batch.loss_mask, recipe.eval.max_tokens))
-    return found
+        rounds.append(replay(match_text(drafts, target_ids, batch.row_ids), batch.loss_mask, recipe.eval.max_tokens))
+    return rounds
 
 
 def serve_documents(
@@ -164,10 +164,10 @@ def serve_documents(
     """Answer the prompts of validation documents in vLLM with the head of a directory.
 
     Args:
-        recipe: target, engine, export section and K.
-        directory: of the head.
-        documents: whose prompts are answered.
-        check: of config.json as the engine reads it.
+        recipe: recipe; its target, engine and export sections and K are read.
+        directory: directory of the head.
+        documents: documents whose prompts are answered.
+        check: called with config.json as the engine reads it; raises where it is wrong.
 
     Returns:
         Response ids and the engine's counters of every document.
@@ -187,12 +187,12 @@ def serve_documents(
             assert running is not None
             check(running.draft_model_config.hf_config.to_dict())
         generations = Engine(llm).generate(requests)
-    found = []
+    answers = []
     for generation in generations:
         histogram = generation.counters.histogram  # [j]: rounds that accepted j drafts
         accepted = tuple(sum(histogram[k + 1 :]) for k in range(K))
-        found.append((generation.token_ids, Acceptance(sum(histogram), accepted)))
-    return found
+        answers.append((generation.token_ids, Acceptance(sum(histogram), accepted)))
+    return answers
 
 
 # ---- Against the checkpoint: what `eval/explain.py` looks at first ----
@@ -202,37 +202,43 @@ def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape:
     """How the head that is served differs from the one that was trained; a line for each kind of difference.
 
     Args:
-        recipe: what is served, and how.
-        directory: of the served head.
-        source: the checkpoint it should come from.
-        shape: of the trained head.
+        recipe: recipe that the head is served by.
+        directory: directory of the served head.
+        source: checkpoint that the head should come from.
+        shape: shape of the trained head.
     """
     spec = recipe_spec(recipe)
     differences = source.differences(recipe, spec)
-    found = [f"the recipe describes another head than was trained:\n{differences}"] if differences else []
+    problems = [f"the recipe describes another head than was trained:\n{differences}"] if differences else []
     if (directory / artifacts.MANIFEST).exists():
         made_for, target = target_names(artifacts.read_manifest(directory)["identity"]["target"], recipe, spec)
         if made_for != target:
-            found.append(f"another target: the head was made for {made_for}, served is {target}")
+            problems.append(f"another target: the head was made for {made_for}, served is {target}")
     try:
         config = artifacts.read_json(directory / "config.json")
         check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len)
     except KeyError as error:
-        found.append(f"config.json has no {error}")
+        problems.append(f"config.json has no {error}")
     except ValueError as error:
-        found.append(str(error))
+        problems.append(str(error))
     dtype = str(compute_dtype(spec, recipe.target.dtype)).removeprefix("torch.")
     files = drafter_of(recipe.head).vllm
     trained = files.checkpoint_tensors(files.exported_tensors(source.weights(), shape, dtype))  # in the file's type
     served = files.checkpoint_tensors(load_file(directory / "model.safetensors"))
-    found += [f"model.safetensors has no {name}, which was trained" for name in sorted(trained.keys() - served.keys())]
-    found += [f"model.safetensors has {name}, which was not trained" for name in sorted(served.keys() - trained.keys())]
+    problems += [
+        f"model.safetensors has no {name}, which was trained" for name in sorted(trained.keys() - served.keys())
+    ]
+    problems += [
+        f"model.safetensors has {name}, which was not trained" for name in sorted(served.keys() - trained.keys())
+    ]
     both = sorted(served.keys() & trained.keys())
     if "t2d" in both and served["t2d"].shape == trained["t2d"].shape:
-        others = int((served["t2d"].bool() & ~trained["t2d"].bool()).sum())
-        if others:
-            found.append(f"another draft vocabulary: {others} of {int(served['t2d'].sum())} tokens were not trained")
+        untrained = int((served["t2d"].bool() & ~trained["t2d"].bool()).sum())
+        if untrained:
+            problems.append(
+                f"another draft vocabulary: {untrained} of {int(served['t2d'].sum())} tokens were not trained"
+            )
     if changed := [name for name in both if not torch.equal(served[name], trained[name])]:
         counted = f"{len(changed)} of {len(both)} tensors"
-        found.append(f"other values than in the checkpoint: {', '.join(changed)} ({counted})")
-    return found
+        problems.append(f"other values than in the checkpoint: {', '.join(changed)} ({counted})")
+    return problems

@@ -41,7 +41,7 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
     """Export a checkpoint of the recipe's run, by default the best one.
 
     Args:
-        recipe: of the run.
+        recipe: recipe of the run.
         checkpoint: a directory below runs/NAME/checkpoints.
         serve_check: start vLLM with the head and compare its acceptance with the prediction.
 
@@ -81,7 +81,7 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
         else:
             log.info(f"{source.run_dir} does not say which prompts it learned from, so neither will the head")
         check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len)
-        found = check_serving(recipe, candidate, source, shape) if serve_check else None
+        serving = check_serving(recipe, candidate, source, shape) if serve_check else None
     except BaseException:
         shutil.rmtree(candidate, ignore_errors=True)
         artifacts.unclaim(directory)
@@ -91,7 +91,7 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
     candidate.rmdir()
     sync(directory)
     counts = {"parameters": num_parameters(shape), "predicted_on": _predicted_on(source)}
-    _finish(directory, counts | {"serve_check": found})
+    _finish(directory, counts | {"serve_check": serving})
     log.info(f"exported {source.path.name} to {directory}")
     return directory
 
@@ -129,11 +129,11 @@ def write_head(
     Weights are rounded to the dtype that the target computes in: vLLM runs its draft in no other.
 
     Args:
-        recipe: export section, target, and K.
-        directory: to write into.
+        recipe: recipe; its export and target sections and K are read.
+        directory: directory to write into.
         weights: float32 parameters with d2t and t2d.
-        shape: to be served.
-        aux_layer_ids: the head was trained on.
+        shape: shape of the head as it is served.
+        aux_layer_ids: boundaries of the target that the head was trained on.
     """
     files, layout = drafter_of(shape.head).vllm, recipe.export.format
     spec = recipe_spec(recipe)
@@ -174,5 +174,5 @@ def _finish(directory: Path, counts: dict[str, Any]) -> None:
 def _predicted_on(source: Checkpoint) -> dict[str, Any] | None:
     """Responses that acceptance was predicted on, whether all of them loop, and how many tokens of each were replayed;
     None for a head that was imported."""
-    found = {key: source.state.get(key) for key in ("prompts", "looping")}
-    return {**found, "tokens": source.run["max_tokens"]} if found["prompts"] else None
+    record = {key: source.state.get(key) for key in ("prompts", "looping")}
+    return {**record, "tokens": source.run["max_tokens"]} if record["prompts"] else None

@@ -19,7 +19,7 @@ from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.registry import drafter_of, drafters
 from drafthead.drafters.trained import MODEL_FILE, OWN, RUN, STATE_FILE, checkpoint_dir
 from drafthead.drafters.vllm import check_tensor_files, check_tensors, completed
-from drafthead.files import atomic_path, foreign, sha256_file, write_json
+from drafthead.files import atomic_path, reading_external, sha256_file, write_json
 from drafthead.target.files import INDEX, local_files, read_index
 from drafthead.target.pieces import load_pieces
 from drafthead.target.spec import check_aux_layer_ids, load_target_spec, target_identity
@@ -36,9 +36,9 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
     """Import a head for the recipe's target.
 
     Args:
-        recipe: its head section and aux layer ids must be the head's; the error says which overrides make them so.
-        source: directory or hub id.
-        revision: of a hub id.
+        recipe: recipe whose head section and aux layer ids are the head's; else the error names the overrides to give.
+        source: directory or hub id of the public head.
+        revision: git revision of a hub id; None: the default branch.
         layer_ids_are: "boundaries" or "blocks" when the ids alone are ambiguous.
 
     Returns:
@@ -53,18 +53,18 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
     files = drafter_of(recipe.head).vllm
     _check_type(recipe.head, config)
-    with foreign(public, _ANOTHER):
+    with reading_external(public, _ANOTHER):
         named = files.checkpoint_tensors(tensors)
         shape, aux_layer_ids = files.describe(config, named, spec, layer_ids_are)
         check_aux_layer_ids(spec, aux_layer_ids)
         # A head trained here rotates and norms as its target does, a public one as its own config says.
-        own = {key: getattr(shape, key) for key in OWN}
-        json.dumps(own, ensure_ascii=False, allow_nan=False).encode()  # as it will be written
+        head_values = {key: getattr(shape, key) for key in OWN}
+        json.dumps(head_values, ensure_ascii=False, allow_nan=False).encode()  # as it will be written
     _check_recipe(recipe, shape.head, aux_layer_ids)
     trained = shape.head.sliding_window
     window = {} if recipe.head.sliding_window == trained else {"trained_window": trained}
     pieces = load_pieces(recipe.target_path, recipe.target.revision)
-    with foreign(public, _ANOTHER):
+    with reading_external(public, _ANOTHER):
         weights = completed(named, shape, pieces)
         check_tensors(weights, shape)
     published = {path.name: sha256_file(path) for path in sorted(public.glob("*.safetensors"))}
@@ -73,7 +73,7 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
         "target": target_identity(recipe, spec),
         "aux_layer_ids": list(aux_layer_ids),
         "head": recipe.head.model_dump(mode="json"),
-        **own,
+        **head_values,
         "num_draft_tokens": recipe.eval.num_draft_tokens,
     }
     if artifacts.begin(recipe.run_dir, RUN, identity, thinned=True, alone=True):
@@ -99,7 +99,7 @@ def read_public_head(path: str, revision: str | None = None) -> tuple[Path, dict
 
     Args:
         path: a directory or a hub id.
-        revision: of a hub id.
+        revision: git revision of a hub id; None: the default branch.
 
     Raises:
         FileNotFoundError: there is no config.json, or no tensors at all.

@@ -84,12 +84,12 @@ class SplitRules:
     """How the prompts of one split get their responses.
 
     Attributes:
-        settings, max_model_len, seed: of the recipe.
-        tokenizer: of the target.
-        render: prompts to token ids, with the target's tokenizer.
-        read: a response's token ids to its message.
-        given: the responses of the data, where they are kept; None: the target generates all.
-        continuation: tokens generated past the stop; a split that has them is generated greedily.
+        settings, max_model_len, seed: responses section, longest sequence and seed of the recipe.
+        tokenizer: tokenizer of the target.
+        render: renders prompts to token ids, with the target's tokenizer.
+        read: parses the token ids of a response into its message.
+        data_responses: renders responses that the data has; None: the target generates all.
+        continuation: number of tokens generated past the stop; a split that has them is generated greedily.
     """
 
     def __init__(self, recipe: Recipe, split: str, tokenizer: "PreTrainedTokenizerBase"):
@@ -97,7 +97,9 @@ class SplitRules:
         self.seed = recipe.prompts.seed
         self.render, self.read = rendering.renderer(recipe, tokenizer), rendering.response_parser(tokenizer)
         keeps = not recipe.responses.regenerates(split)
-        self.given = rendering.KeptResponses(self.render, tokenizer, stop_tokens(recipe, tokenizer)) if keeps else None
+        self.data_responses = (
+            rendering.KeptResponses(self.render, tokenizer, stop_tokens(recipe, tokenizer)) if keeps else None
+        )
         self.continuation = continuation(recipe.head, split)
 
 
@@ -139,32 +141,35 @@ def make_responses(
     each round, where the longest responses run alone; large parts make that rare.
 
     Args:
-        rules: of the split.
+        rules: rules of the split.
         generator: runs the target; None where the responses are given. What that gives up: the text is not the
             target's own, so the head learns to follow the target along paths that the target would not take.
-        prompts: of a part.
-        bar: advances by the number of turns in `prompts`.
+        prompts: prompts of one part.
+        bar: progress bar, advanced by the number of turns in `prompts`.
     """
     responses: list[list[Response]] = [[] for _ in prompts]
     left_out: list[LeftOut] = []
-    open_ones = [converse(rules, prompt, kept, left_out, bar) for prompt, kept in zip(prompts, responses, strict=True)]
-    made: list[Any] = [None] * len(open_ones)  # what begins a generator
+    open_ones = [
+        converse(rules, prompt, prompt_responses, left_out, bar)
+        for prompt, prompt_responses in zip(prompts, responses, strict=True)
+    ]
+    generated_responses: list[Any] = [None] * len(open_ones)  # what begins a generator
     while open_ones:
         requests = {}
-        for conversation, one in zip(open_ones, made, strict=True):
+        for conversation, generated in zip(open_ones, generated_responses, strict=True):
             with suppress(StopIteration):  # it has ended
-                requests[conversation] = conversation.send(one)
+                requests[conversation] = conversation.send(generated)
         open_ones = list(requests)
-        made = _generate(generator, list(requests.values()), rules.continuation, bar)
+        generated_responses = _generate(generator, list(requests.values()), rules.continuation, bar)
     return list(chain.from_iterable(responses)), left_out
 
 
-Made = tuple[Generation, list[int]]  # a response, and the token ids that follow it past its stop
-Conversation = Generator[GenerationRequest, Made, None]
+GeneratedResponse = tuple[Generation, list[int]]  # a response, and the token ids that follow it past its stop
+Conversation = Generator[GenerationRequest, GeneratedResponse, None]
 
 
 def converse(
-    rules: SplitRules, prompt: Prompt, kept: list[Response], left_out: list[LeftOut], bar: tqdm
+    rules: SplitRules, prompt: Prompt, responses: list[Response], left_out: list[LeftOut], bar: tqdm
 ) -> Conversation:
     """One conversation: yields the request for each response, and is sent what was made of it.
 
@@ -178,15 +183,15 @@ def converse(
         history, turns_left = (*history, *messages), len(turns) - turn
         sampling = draw_sampling(rules.settings, rules.seed, prompt.id, turn, greedy=bool(rules.continuation))
         try:
-            request, given = _prepare(rules, replace(prompt, messages=history), names[turn], sampling)
+            request, stored = _prepare(rules, replace(prompt, messages=history), names[turn], sampling)
         except UnrenderableError as error:
             left_out.append(LeftOut(names[turn], prompt.category, error.reason, turns=turns_left))
             bar.update(turns_left)
             return
-        if given is None:
+        if stored is None:
             generation, beyond = yield request
         else:
-            generation, beyond = given, []
+            generation, beyond = stored, []
             bar.update(1)
         message = rules.read(generation.token_ids)
         response = Response(
@@ -197,9 +202,9 @@ def converse(
             continuation_ids=beyond,
             text=str(rules.tokenizer.decode(generation.token_ids, skip_special_tokens=False)),
             finish_reason=generation.finish_reason,
-            temperature=None if given else sampling.temperature,
+            temperature=None if stored else sampling.temperature,
             reasoning_effort=sampling.effort,
-            seed=None if given else sampling.seed,
+            seed=None if stored else sampling.seed,
             turn=turn,
             flags=flags_of(message, generation),
         )
@@ -207,7 +212,7 @@ def converse(
         if drop:
             left_out.append(LeftOut(response.id, prompt.category, DROPPED, response.flags))
         else:
-            kept.append(response)
+            responses.append(response)
         if turns_left > 1 and (why := _ends(response, message, drop)):
             left_out.append(LeftOut(names[turn + 1], prompt.category, ENDED + why, turns=turns_left - 1))
             bar.update(turns_left - 1)
@@ -221,35 +226,38 @@ def _prepare(
 ) -> tuple[GenerationRequest, Generation | None]:
     """The request for a response, and the response where the data has it; raises UnrenderableError."""
     prompt_ids = rules.render(prompt, sampling.effort)
-    given = None
-    if rules.given:
-        ids = rules.given(prompt, prompt_ids, sampling.effort)
-        given = Generation(ids, GIVEN if rules.given.ends(ids) else LENGTH)
+    response = None
+    if rules.data_responses:
+        ids = rules.data_responses(prompt, prompt_ids, sampling.effort)
+        response = Generation(ids, GIVEN if rules.data_responses.ends(ids) else LENGTH)
     # One token stays free: an engine never reads its own last token, and the harvest generates one more.
     room = rules.max_model_len - 1 - len(prompt_ids) - rules.continuation
-    if room < (len(given.token_ids) if given else 1):
+    if room < (len(response.token_ids) if response else 1):
         raise UnrenderableError(NO_ROOM, prompt.id)
     max_tokens = min(room, rules.settings.max_tokens)
-    return GenerationRequest(prompt_ids, max_tokens, sampling.temperature, sampling.seed, keep=name), given
+    return GenerationRequest(prompt_ids, max_tokens, sampling.temperature, sampling.seed, keep=name), response
 
 
 def _generate(
     generator: Engine | None, requests: Sequence[GenerationRequest], continuation: int, bar: tqdm
-) -> list[Made]:
+) -> list[GeneratedResponse]:
     """One response per request, and the token ids that follow it past its stop."""
     if generator is None or not requests:  # responses of the data are not asked for
         return []
     if not continuation:
-        return [(one, []) for one in generator.generate(requests, bar)]
+        return [(generation, []) for generation in generator.generate(requests, bar)]
     # The states that are kept are those of the whole sequence.
     generations = generator.generate([replace(request, keep="") for request in requests], bar)
     further = [
         GenerationRequest(
-            [*request.prompt_ids, *one.token_ids], continuation, 0.0, 0, ignore_stop=True, keep=request.keep
+            [*request.prompt_ids, *generation.token_ids], continuation, 0.0, 0, ignore_stop=True, keep=request.keep
         )
-        for request, one in zip(requests, generations, strict=True)
+        for request, generation in zip(requests, generations, strict=True)
     ]
-    return [(one, beyond.token_ids) for one, beyond in zip(generations, generator.generate(further), strict=True)]
+    return [
+        (generation, beyond.token_ids)
+        for generation, beyond in zip(generations, generator.generate(further), strict=True)
+    ]
 
 
 def _ends(response: Response, message: ParsedResponse, drop: bool) -> str | None:
@@ -271,9 +279,9 @@ def flags_of(message: ParsedResponse, generation: Generation) -> list[str]:
     honest tables and code can reach too.
     """
     straight = message.content[:200].replace("\u2019", "'").replace("\u2018", "'")
-    found = {
+    applies = {
         TRUNCATED: generation.finish_reason == LENGTH,
         REFUSED: " ".join(straight.casefold().split()).startswith(REFUSALS),
         LOOPING: loops(generation.token_ids),
     }
-    return [flag for flag in FLAGS if found[flag]]
+    return [flag for flag in FLAGS if applies[flag]]

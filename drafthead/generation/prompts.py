@@ -30,9 +30,9 @@ from drafthead.data.prompts import (
     Conversation,
     Prompt,
     RowError,
-    cut,
     prompt_id,
     read_prompts,
+    split_turns,
     write_prompts,
 )
 from drafthead.generation.sources import CATALOGUE, LOCAL, WITHHELD, Located, locate, read, read_row
@@ -47,9 +47,9 @@ class Pool:
     """The candidates of one source.
 
     Attributes:
-        source: with its files.
-        train, heldout: in the order of their draw.
-        rows: how many were read.
+        source: source of the prompts, with its files.
+        train, heldout: candidates of each side, in the order of their draw.
+        rows: number of rows that were read.
         refused: reason -> how many rows were no conversation.
         repaired: what was changed or not read -> in how many rows.
         examples: reason, or what was changed -> where the first one stands.
@@ -75,7 +75,7 @@ class Mix:
     """Prompts of all sources, as drawn, and what the manifest says about them.
 
     Attributes:
-        train, heldout: prompts.
+        train, heldout: prompts of each side.
         report: duplicates that were dropped; rows and prompts of each source; notes on what was left out, as sentences.
     """
 
@@ -172,9 +172,9 @@ def make_mix(settings: PromptsConfig, sources: Sequence[Located], turn_by_turn: 
     Overlaps within a single file (`prompts.path`) are reported and kept, because its author decides.
 
     Args:
-        settings: of the recipe.
-        sources: their files.
-        turn_by_turn: the target responds to every question of a training chat.
+        settings: prompts section of the recipe.
+        sources: sources with their files.
+        turn_by_turn: whether the target responds to every question of a training chat.
 
     Raises:
         ValueError: a file is damaged or not what it should be, or a source has no prompt where some are wanted.
@@ -193,8 +193,8 @@ def make_mix(settings: PromptsConfig, sources: Sequence[Located], turn_by_turn: 
 def _draw(pool: Pool, seed: int, mix: Mix) -> None:
     """Add the prompts of one source to the mix, and what is to be said about it to the report."""
     config, notes, train = pool.source.config, mix.report["notes"], []
-    wanted = config.train if isinstance(config.train, dict) else {_ANY: config.train}
-    for label, count in wanted.items():
+    counts_by_label = config.train if isinstance(config.train, dict) else {_ANY: config.train}
+    for label, count in counts_by_label.items():
         drawn = [c.prompt for c in pool.train if label in (_ANY, c.label)][:count]
         notes += _shortage(pool, f"training prompts {label}".strip(), len(drawn), count)
         train += drawn
@@ -213,8 +213,8 @@ def _draw(pool: Pool, seed: int, mix: Mix) -> None:
     mix.heldout += heldout
 
 
-def _shortage(pool: Pool, what: str, found: int, wanted: int) -> list[str]:
-    if wanted and not found:
+def _shortage(pool: Pool, what: str, available: int, requested: int) -> list[str]:
+    if requested and not available:
         documents = len({_document(candidate.prompt) for candidate in (*pool.train, *pool.heldout)})
         raise ValueError(
             f"prompts: {pool.source.config.name} has no {what} left of {pool.rows} rows of {documents} documents "
@@ -222,7 +222,11 @@ def _shortage(pool: Pool, what: str, found: int, wanted: int) -> list[str]:
             f"{pool.source.heldout_share}, {pool.duplicates} are duplicates, of another source perhaps); lines of a "
             'file of yours may declare "split": "train" or "heldout"'
         )
-    return [f"{pool.source.config.name}: {found} {what} instead of {wanted}"] if found < wanted < _ALL else []
+    return (
+        [f"{pool.source.config.name}: {available} {what} instead of {requested}"]
+        if available < requested < _ALL
+        else []
+    )
 
 
 def _overlap_notes(overlaps: Sequence[Overlap], settings: PromptsConfig) -> list[str]:
@@ -232,11 +236,11 @@ def _overlap_notes(overlaps: Sequence[Overlap], settings: PromptsConfig) -> list
         pairs[overlap.train.source, overlap.heldout.source].append(overlap)
     decision = "kept, as prompts.path decides its splits" if settings.path else "dropped from training"
     notes = []
-    for (train, heldout), found in sorted(pairs.items()):
-        worst = max(found, key=lambda overlap: overlap.runs)
+    for (train, heldout), of_pair in sorted(pairs.items()):
+        worst = max(of_pair, key=lambda overlap: overlap.runs)
         words = f": `{worst.words}`" if heldout in CATALOGUE else ""  # of nobody's own text: notes go to logs
         notes.append(
-            f"{len(found)} training prompts of {train} share 13 words with held-out {heldout}, such as "
+            f"{len(of_pair)} training prompts of {train} share 13 words with held-out {heldout}, such as "
             f"{worst.train.id} with {worst.heldout.id}{words}; {decision}"
         )
     return notes
@@ -310,8 +314,8 @@ def draw_evenly(
 
 def print_prompts(recipe: Recipe, manifest: dict[str, Any]) -> None:
     """A table of sources, categories and splits, and a line for whatever was left out."""
-    found = [(p.source, p.category, split) for split in SPLITS for p in read_prompts(recipe.prompts_dir, split)]
-    rows = pd.DataFrame(found, columns=["source", "category", "split"])
+    places = [(p.source, p.category, split) for split in SPLITS for p in read_prompts(recipe.prompts_dir, split)]
+    rows = pd.DataFrame(places, columns=["source", "category", "split"])
     table = pd.crosstab([rows.source, rows.category], rows.split)[list(SPLITS)]
     table.loc[("total", ""), :] = table.sum()
     print(table.astype(int).to_string())
@@ -332,7 +336,7 @@ def gather(source: Located, seed: int) -> Pool:
     """
     pool = Pool(source)
     groups: dict[tuple[str, str], list[Candidate]] = defaultdict(list)  # of each side and category
-    wanted = source.config.train
+    train_counts = source.config.train
 
     def order(candidate: Candidate) -> str:
         return digest([seed, candidate.prompt.id])
@@ -345,7 +349,7 @@ def gather(source: Located, seed: int) -> Pool:
                 group = groups[side, candidate.label]
                 group.append(candidate)
                 # Twice what is wanted, for those that are dropped as duplicates or overlaps.
-                limit = 2 * (wanted[candidate.label] if isinstance(wanted, dict) else wanted) + 1000
+                limit = 2 * (train_counts[candidate.label] if isinstance(train_counts, dict) else train_counts) + 1000
                 if side == "train" and len(group) > 2 * limit:
                     first = {candidate.prompt.id: candidate for candidate in reversed(group)}
                     group[:] = sorted(first.values(), key=order)[:limit]
@@ -379,15 +383,17 @@ def drop_duplicates(pools: Sequence[Pool], turn_by_turn: bool) -> int:
     for side in ("heldout", "train"):
         held = set(seen)
         for pool in sorted(pools, key=lambda pool: (not pool.draws(side), len(getattr(pool, side)))):
-            kept = []
+            unique = []
             for candidate in getattr(pool, side):
                 prompt, key = candidate.prompt, _normalised(candidate.prompt)
-                alone = cut(prompt.messages, "first")[0][0] if turn_by_turn and prompt.messages else prompt.messages
+                alone = (
+                    split_turns(prompt.messages, "first")[0][0] if turn_by_turn and prompt.messages else prompt.messages
+                )
                 if key not in seen and _normalised(replace(prompt, messages=alone)) not in held:
                     seen.add(key)
-                    kept.append(candidate)
-            pool.duplicates += len(getattr(pool, side)) - len(kept)
-            setattr(pool, side, kept)
+                    unique.append(candidate)
+            pool.duplicates += len(getattr(pool, side)) - len(unique)
+            setattr(pool, side, unique)
     return sum(pool.duplicates for pool in pools)
 
 
@@ -423,10 +429,10 @@ def _candidates(source: Located, conversation: Conversation) -> Iterator[Candida
     category = f"{entry.category}/{label}" if conversation.category and entry is not LOCAL else label
     document = f"{name}:{conversation.document}" if conversation.document else ""
     ids, tools, rows_source = conversation.prompt_ids, conversation.tools, conversation.source or name
-    for messages, response in cut(conversation.messages, source.config.turns) if ids is None else [((), None)]:
+    for messages, response in split_turns(conversation.messages, source.config.turns) if ids is None else [((), None)]:
         key = prompt_id(messages, ids, tools)
-        given = conversation.response_ids
-        prompt = Prompt(key, rows_source, category, messages, ids, tools, document, response, given)
+        response_ids = conversation.response_ids
+        prompt = Prompt(key, rows_source, category, messages, ids, tools, document, response, response_ids)
         yield Candidate(prompt, label, conversation.text)
 
 

@@ -48,8 +48,8 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
     """Make the responses artifacts of both splits; finished parts are kept, and no engine starts when all are.
 
     Args:
-        recipe: target, engine, prompts and responses sections are used.
-        run: makes the parts.
+        recipe: recipe; its target, engine, prompts and responses sections are read.
+        run: runs the jobs that make the parts.
 
     Raises:
         ArtifactError: there are no prompts, or a directory holds responses made from something else.
@@ -111,8 +111,8 @@ class Part:
 
     Attributes:
         split: "train" or "validation".
-        path: where the part is written.
-        prompts: the slice of the split.
+        path: path of the part.
+        prompts: prompts of the part, a slice of the split.
         size: responses to be generated: one per prompt, or one per turn.
     """
 
@@ -172,25 +172,27 @@ def finish_split(directory: Path) -> None:
     for entry in read_left_out(directory):
         if not entry.flags:
             skipped[entry.reason] += entry.turns
-    kept, drops = rows[~rows.dropped], rows[rows.dropped]
-    if kept.empty:
+    responses, drops = rows[~rows.dropped], rows[rows.dropped]
+    if responses.empty:
         reasons = dict(skipped) | ({DROPPED: len(drops)} if len(drops) else {})
         raise ValueError(f"no {directory.name} prompt has a response: {reasons}; correct it and delete {directory}")
     # A response may have several flags, and one that responses.drop names is enough to drop it.
-    flagged = {flag: {"kept": int(kept[flag].sum()), "dropped": int(drops[flag].sum())} for flag in FLAGS}
-    tokens = {name: int(kept[name].sum()) for name in ("prompt_tokens", "response_tokens")}
-    finish(directory, {"responses": len(kept), "skipped": skipped, "flagged": flagged, "dropped": len(drops)} | tokens)
+    flagged = {flag: {"kept": int(responses[flag].sum()), "dropped": int(drops[flag].sum())} for flag in FLAGS}
+    tokens = {name: int(responses[name].sum()) for name in ("prompt_tokens", "response_tokens")}
+    finish(
+        directory, {"responses": len(responses), "skipped": skipped, "flagged": flagged, "dropped": len(drops)} | tokens
+    )
 
 
 def _response_rows(directory: Path) -> pd.DataFrame:
     """A row for every response, dropped ones included: category, tokens, whether it was dropped, a column per flag."""
-    found: list[tuple] = [
+    records: list[tuple] = [
         (r.category, len(r.prompt_ids), len(r.response_ids), False, r.flags)
         for part in read_parts(directory).values()
         for r in part
     ]
-    found += [(e.category, None, None, True, e.flags) for e in read_left_out(directory) if e.flags]
-    rows = pd.DataFrame(found, columns=["category", "prompt_tokens", "response_tokens", "dropped", "flags"])
+    records += [(e.category, None, None, True, e.flags) for e in read_left_out(directory) if e.flags]
+    rows = pd.DataFrame(records, columns=["category", "prompt_tokens", "response_tokens", "dropped", "flags"])
     return rows.assign(**{flag: [flag in flags for flags in rows["flags"]] for flag in FLAGS})
 
 

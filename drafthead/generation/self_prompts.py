@@ -58,8 +58,8 @@ class UserTurn:
 
     Attributes:
         prefix_ids: token ids before the message.
-        end_id: token that ends it.
-        day: written by the template, if it writes one.
+        end_id: token that ends the message.
+        day: date that the template writes, if it writes one.
     """
 
     prefix_ids: tuple[int, ...]
@@ -80,9 +80,9 @@ def write_self_prompts(recipe: Recipe, number: int, run: Runner = run_here) -> d
     """Write so many prompts of the recipe's target to `self_prompts_file`, or leave them as they are.
 
     Args:
-        recipe: target and engine sections are used, of the others seed, date and reasoning effort.
-        number: prompts in the file.
-        run: makes the parts.
+        recipe: recipe; its target and engine sections, seed, date and reasoning effort are read.
+        number: number of prompts in the file.
+        run: runs the jobs that make the parts.
 
     Returns:
         The manifest.
@@ -127,10 +127,10 @@ def collect(number: int, directory: Path, judge: "Judge", make: Callable[[Sequen
     """At least `number` usable texts, from as many parts as that takes: a round for all, then those that it lacks.
 
     Args:
-        number: texts.
-        directory: of the parts.
+        number: number of texts.
+        directory: directory of the parts.
         judge: tells which samples are usable, and counts the others.
-        make: samples the parts that are missing.
+        make: function that samples the missing parts.
 
     Raises:
         ValueError: hardly any sample of a round is usable.
@@ -170,9 +170,9 @@ def user_turn(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", day: date | 
     """Where the target's chat template lets a user write, without a system message of the recipe's.
 
     Args:
-        recipe: the first of responses.reasoning_efforts goes to the template.
-        tokenizer: of the target.
-        day: see `UserTurn`.
+        recipe: recipe; the template gets the first of responses.reasoning_efforts.
+        tokenizer: tokenizer of the target.
+        day: date that the template writes.
 
     Raises:
         ValueError: the template does not write a message as it is, or ends it with no special token.

@@ -18,7 +18,7 @@ from drafthead.config import Recipe
 from drafthead.data.responses import Response, ResponseRows, loss_mask, read_parts
 from drafthead.data.shard import open_checked, shard_path
 from drafthead.engine.running import unwritten
-from drafthead.engine.shard_writer import Text
+from drafthead.engine.shard_writer import SequenceSpec
 from drafthead.progress import progress_bar
 from drafthead.target.spec import TargetSpec, target_identity
 
@@ -30,9 +30,9 @@ class ShardJob:
     """A unit of work.
 
     Attributes:
-        path: of the shard.
-        responses: its sequences, in order.
-        learned_share: of their prompts, counted from the end, that the head learns from too.
+        path: path of the shard.
+        responses: responses of the shard, in order.
+        learned_share: share of each prompt, counted from its end, that the head learns from too.
     """
 
     path: Path
@@ -55,15 +55,16 @@ class ShardJob:
     @property
     def loss_tokens(self) -> int:
         """Tokens that are learned."""
-        return sum(len(mask) - mask.count(0) for *_, mask in self.texts())
+        return sum(len(spec.loss_mask) - spec.loss_mask.count(0) for spec in self.sequences())
 
-    def texts(self) -> list[Text]:
-        """Id, token ids and loss mask of each sequence."""
-        texts = []
+    def sequences(self) -> list[SequenceSpec]:
+        """The sequences of the shard, in order."""
+        sequences = []
         for r in self.responses:
             pieces = r.prompt_ids, r.response_ids, r.continuation_ids
-            texts.append((r.id, [*chain(*pieces)], loss_mask(pieces, r.turn, self.learned_share).tobytes()))
-        return texts
+            mask = loss_mask(pieces, r.turn, self.learned_share)
+            sequences.append(SequenceSpec(r.id, [*chain(*pieces)], mask.tobytes()))
+        return sequences
 
 
 def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:
@@ -86,8 +87,8 @@ def to_do(jobs: Sequence[ShardJob]) -> list[ShardJob]:
     if len(missing := unwritten(jobs)) == len(jobs):
         return missing
     with ThreadPoolExecutor() as pool:
-        found = progress_bar(len(jobs), "checking", "shard", pool.map(_is_whole, jobs))
-        return [job for job, whole in zip(jobs, found, strict=True) if not whole]
+        are_whole = progress_bar(len(jobs), "checking", "shard", pool.map(_is_whole, jobs))
+        return [job for job, whole in zip(jobs, are_whole, strict=True) if not whole]
 
 
 def _is_whole(job: ShardJob) -> bool:

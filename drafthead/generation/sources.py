@@ -27,7 +27,7 @@ from pydantic import BaseModel
 from drafthead.artifacts import digest
 from drafthead.config.recipe import PromptSource, on_disk
 from drafthead.data.prompts import ROLES, Conversation, Message, RowError, parse_json, parse_messages, token_ids
-from drafthead.files import foreign, sha256_file
+from drafthead.files import reading_external, sha256_file
 
 Row = Mapping[str, Any]
 
@@ -51,7 +51,7 @@ _LOG = _LABELS | {
 _BATCH = _LABELS | {"id", "custom_id", "method", "url", "body", "response", "error"}
 _CHANGES_PROMPT = ("chat_template", "chat_template_kwargs", "reasoning_effort", "documents", "continue_final_message")
 WITHHELD = "published without its text: run prepare_data.py of NVIDIA's specdec_bench, and give its file"
-_MEND = "Mend it, fetch it again, or give another file"
+_FIX = "Fix it, fetch it again, or give another file"
 _SHARD = re.compile(r"-\d+-of-(\d+)")
 _EXTENSION = re.compile(r"\.(jsonl|json|parquet|csv)((?<!parquet)\.gz)?$")
 
@@ -61,13 +61,13 @@ class Entry(BaseModel, frozen=True):
 
     Attributes:
         category: workload of rows that name none.
-        hub: id on the Hugging Face hub; empty when it is elsewhere.
-        files: glob patterns of its files below the repository or folder.
-        heldout_files: of its published test split; with one, the others are all for training.
+        hub: id of the data set on the Hugging Face hub; empty when it is elsewhere.
+        files: glob patterns of the data set's files below the repository or folder.
+        heldout_files: glob patterns of the published test split; with one, all other files are for training.
         heldout_share: share of the documents that is never trained on, where no test split is published.
         fetch: without a hub id, the command that downloads it, with {folder} for where it is looked for.
         label: the column with categories of its own, if any.
-        reminder: printed whenever it is trained on.
+        reminder: sentence that is printed whenever the data set is trained on.
     """
 
     category: str
@@ -93,11 +93,11 @@ class Located:
     """A source with its files.
 
     Attributes:
-        config: the recipe's lines.
-        entry: of the catalogue.
-        files: split by hash of the document, or all for training when there are `heldout_files`.
-        heldout_files: the published test split.
-        identity: changes with any byte of any file.
+        config: the source as the recipe describes it.
+        entry: entry of the catalogue.
+        files: files that are split by hash of the document, or all for training when there are `heldout_files`.
+        heldout_files: files of the published test split.
+        identity: hashes of the files, which change with any byte of any file.
     """
 
     config: PromptSource
@@ -131,8 +131,8 @@ def locate(config: PromptSource) -> Located:
         if place.is_file():
             files, place = [place], place.parent
         if not files and not heldout:
-            wanted = ", ".join(entry.files) or "*.jsonl, *.json, *.parquet, *.csv"
-            raise FileNotFoundError(f"prompts: {place} of {config.name} does not exist or has no file like {wanted}")
+            patterns = ", ".join(entry.files) or "*.jsonl, *.json, *.parquet, *.csv"
+            raise FileNotFoundError(f"prompts: {place} of {config.name} does not exist or has no file like {patterns}")
         sums = {str(file.relative_to(place)): sha256_file(file) for file in [*files, *heldout]}
         return Located(config, entry, files, heldout, {"files": sums})
     reason = "it is not on the hub"
@@ -160,8 +160,9 @@ def _snapshot(config: PromptSource, entry: Entry, local_only: bool) -> Located:
     from huggingface_hub import snapshot_download
 
     patterns = [*entry.files, *entry.heldout_files]
-    found = snapshot_download(entry.hub, repo_type="dataset", allow_patterns=patterns, local_files_only=local_only)
-    folder = Path(found)
+    folder = Path(
+        snapshot_download(entry.hub, repo_type="dataset", allow_patterns=patterns, local_files_only=local_only)
+    )
     files, heldout = find(folder, entry.files), find(folder, entry.heldout_files)
     if not files or (entry.heldout_files and not heldout):
         raise FileNotFoundError(f"{folder} has no {' and '.join(patterns)}")
@@ -202,7 +203,7 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if extension is None:
         raise ValueError(f"{path}: the extension must be .parquet, or .jsonl, .json or .csv, plain or with .gz")
     if extension[1] in ("parquet", "csv"):
-        with foreign(path, _MEND):
+        with reading_external(path, _FIX):
             rows = _csv_rows(path) if extension[1] == "csv" else _parquet_rows(path)
             yield from ((f"{path}:row {number}", row) for number, row in enumerate(rows, start=1))
         return
@@ -250,7 +251,7 @@ def _lines(path: Path, may_be_list: bool) -> Iterator[tuple[int, bytes]]:
     """Lines of a file that are not empty, with their numbers from 1; as line 0 a whole file that holds a list."""
     import fsspec  # comes with datasets
 
-    with foreign(path, _MEND), fsspec.open(str(path), "rb", compression="infer") as file:
+    with reading_external(path, _FIX), fsspec.open(str(path), "rb", compression="infer") as file:
         is_list = may_be_list and file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
         file.seek(0)
         if is_list:
@@ -291,8 +292,8 @@ def read_row(row: Row, name: str) -> Conversation:
             messages, system = parse_messages([{"role": "system", "content": system}, *messages], is_local), None
     was_read = {shape, response_key, "input" if shape == "instruction" else "", "" if system else "system"}
     texts = [message["content"] for message in messages]  # what stands in the chat too is not lost
-    others = [key for key in (*_SHAPES, *_RESPONSES, "system", "input") if key not in was_read and row.get(key)]
-    if is_local and (unread := [key for key in others if row[key] not in texts]):
+    further_keys = [key for key in (*_SHAPES, *_RESPONSES, "system", "input") if key not in was_read and row.get(key)]
+    if is_local and (unread := [key for key in further_keys if row[key] not in texts]):
         raise RowError(f"{' and '.join(unread)} would not be read: a row has one of {', '.join(_SHAPES)}")
     response_ids = row.get("response_ids") if is_local else None
     if response_ids is not None and ids is None:
@@ -428,8 +429,8 @@ def _name(value: Any, repairs: list[str]) -> str | None:
 
 def _need(row: Row, name: str) -> Any:
     if row.get(name) is None:
-        others = f" (or another of {', '.join(_SHAPES)})" if name in _SHAPES else ""
-        raise RowError(f"no column {name}{others}; found: {', '.join(map(str, row)) or 'none'}")
+        alternatives = f" (or another of {', '.join(_SHAPES)})" if name in _SHAPES else ""
+        raise RowError(f"no column {name}{alternatives}; found: {', '.join(map(str, row)) or 'none'}")
     return row[name]
 
 

@@ -34,8 +34,8 @@ class Chunks(NamedTuple):
     Attributes:
         tokens: (C,) teacher tokens, ascending.
         rows: (R,) rows, as indices into M, token by token.
-        met: (R,) which token of its chunk each row meets.
-        token_counts, row_counts: of each chunk, known to the host.
+        met: (R,) index, within its chunk, of the token that each row meets.
+        token_counts, row_counts: tokens and rows of each chunk, known on the host.
     """
 
     tokens: Tensor
@@ -59,7 +59,7 @@ class HeadRows:
         teacher: (M,) int64, the teacher token that each row meets; -1: not scored. At one draft position at most
             one row meets a token, or chunks grow beyond `CHUNK_ROWS`.
         counts: rows of each of the K draft positions; they sum to M.
-        chunks: `cut` of the same teacher; made here where there are none, which on a GPU keeps the host waiting.
+        chunks: `chunk_rows` of the same teacher; made here where there are none, which on a GPU keeps the host waiting.
         own_loss: (M,) a further loss of each scored row, float32 or wider, to be scaled like it; None: there is none.
     """
 
@@ -105,7 +105,7 @@ def head_loss(
     """Draft head, softmax and loss of all draft positions.
 
     Args:
-        rows: the draft's states and what they meet.
+        rows: states of the draft and the teacher tokens that they meet.
         weight: (D, H) the draft's lm_head.
         teacher: the target's states and head rows.
         scale: (K,) weight of one row's loss at each draft position.
@@ -118,12 +118,12 @@ def head_loss(
 @torch.no_grad()
 def first_drafts(rows: HeadRows, weight: Tensor) -> Tensor:
     """(M,) `predictions` of `head_loss`, without a loss; `weight` (D, H)."""
-    found = torch.full((len(rows.states),), -1, device=rows.states.device)
-    chunks = (rows.chunks or cut(rows.teacher, len(rows.counts), rows.states.device.type)).split()
+    predictions = torch.full((len(rows.states),), -1, device=rows.states.device)
+    chunks = (rows.chunks or chunk_rows(rows.teacher, len(rows.counts), rows.states.device.type)).split()
     buffer = _buffer([chosen for _, chosen, _ in chunks], weight, torch.promote_types(rows.states.dtype, torch.float32))
     for _, chosen, _ in chunks:
-        found[chosen] = objectives.argmax(_product(rows.states[chosen], weight.T, buffer))
-    return found
+        predictions[chosen] = objectives.argmax(_product(rows.states[chosen], weight.T, buffer))
+    return predictions
 
 
 class _FusedHeadLoss(torch.autograd.Function):
@@ -137,7 +137,7 @@ class _FusedHeadLoss(torch.autograd.Function):
         grad_states = torch.zeros_like(states if needs_grad else states[:0])
         grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=wide)
 
-        chunks = (rows.chunks or cut(rows.teacher, len(rows.counts), states.device.type)).split()
+        chunks = (rows.chunks or chunk_rows(rows.teacher, len(rows.counts), states.device.type)).split()
         teacher_buffer = _buffer([tokens for tokens, _, _ in chunks], teacher.weight, wide)
         # A CPU rounds products of half precision; `score_rows` widens them while they are in its cache.
         logits_type = wide if states.is_cuda else weight.dtype
@@ -176,15 +176,15 @@ class _FusedHeadLoss(torch.autograd.Function):
         return grad_states.mul_(grad_loss), grad_weight.mul_(grad_loss).to(ctx.weight_dtype), *[None] * 5
 
 
-def cut(teacher: Tensor, num_positions: int, device_type: str) -> Chunks:
+def chunk_rows(teacher: Tensor, num_positions: int, device_type: str) -> Chunks:
     """Order and cut the scored rows.
 
     As long as at one draft position at most one row meets a token, a chunk has at most max(CHUNK_ROWS, K) rows.
 
     Args:
         teacher: (M,) the teacher token that each row meets; -1: not scored.
-        num_positions: K.
-        device_type: on which the rows will be computed.
+        num_positions: K, number of draft positions.
+        device_type: type of the device that the rows are computed on.
     """
     scored = (teacher >= 0).nonzero()[:, 0]
     token, order = teacher[scored].sort(stable=True)
@@ -204,7 +204,12 @@ def _sums(losses: Tensor, counts: tuple[int, ...]) -> Tensor:
 
 def _passes(objective: Objective, states: Tensor) -> ModuleType:
     """Where `prepare_target` and `score_rows` are taken from: Triton, or PyTorch for whatever it does not know."""
-    if states.is_cuda and states.dtype != torch.float64 and objective == objectives.WRITTEN and find_spec("triton"):
+    if (
+        states.is_cuda
+        and states.dtype != torch.float64
+        and objective == objectives.ANALYTIC_OBJECTIVE
+        and find_spec("triton")
+    ):
         from drafthead.losses import kernels  # not at the top: imports Triton
 
         return kernels

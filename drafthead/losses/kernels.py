@@ -1,7 +1,7 @@
 """The passes over logits as Triton kernels for CUDA, one program a row.
 
-The same two functions as in `drafthead.losses.objectives`, for `WRITTEN`, forward KL. Importing this module imports
-Triton; `drafthead.losses.fused` does so only for tensors on CUDA.
+The same two functions as in `drafthead.losses.objectives`, for `ANALYTIC_OBJECTIVE`, forward KL. Importing this module
+imports Triton; `drafthead.losses.fused` does so only for tensors on CUDA.
 
 Symbols as in `drafthead.losses.objectives`; R draft rows, C teacher tokens, D draft vocabulary.
 """
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from drafthead.losses.objectives import WRITTEN, RowLoss, TargetRows
+from drafthead.losses.objectives import ANALYTIC_OBJECTIVE, RowLoss, TargetRows
 
 # Elements of a row at a time, and warps of a program: 16 elements a thread, no register spilled. Fixed and not tuned by
 # timing: another choice sums in another order, and ranks or a resumed run could differ. It gives up a few per cent.
@@ -102,7 +102,7 @@ def score_kernel(
 
 def prepare_target(objective: str, logits: Tensor, lse: Tensor, block: int = BLOCK) -> TargetRows:
     """As `drafthead.losses.objectives.prepare_target`, for contiguous float32."""
-    assert objective == WRITTEN
+    assert objective == ANALYTIC_OBJECTIVE
     mass, negentropy = lse.new_empty(len(lse), 1), torch.empty_like(lse)
     target_kernel[(len(logits),)](logits, lse, mass, negentropy, logits.shape[1], BLOCK=block, num_warps=WARPS)
     return TargetRows(logits, mass, negentropy)

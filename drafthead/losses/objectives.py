@@ -38,8 +38,8 @@ class Target:
     """What an objective reads of the target, for B rows.
 
     Attributes:
-        log_r: (B, D).
-        mass: (B, 1) sum_d p_d.
+        log_r: (B, D) log of the target's probabilities, renormalised over the draft tokens.
+        mass: (B, 1) sum_d p_d, the target's mass on the draft tokens.
     """
 
     log_r: Tensor
@@ -76,7 +76,7 @@ def cross_entropy(z: Tensor, target: Target) -> Tensor:
 
 # From logits (B, D), float32 or wider, and the target to the loss of each row (B,), differentiable in the logits.
 LossFunction = Callable[[Tensor, Target], Tensor]
-WRITTEN = "forward_kl"  # the one whose gradient is written down, here and as Triton kernels
+ANALYTIC_OBJECTIVE = "forward_kl"  # its gradient is computed in closed form, here and in Triton kernels
 Objective = str | Mapping[Any, float]  # a name, or the coefficients of a mixture of named ones
 OBJECTIVES: dict[str, LossFunction] = {
     function.__name__: function for function in (forward_kl, total_variation, lk_hybrid, cross_entropy)
@@ -101,7 +101,7 @@ class TargetRows(NamedTuple):
 
     Attributes:
         values: (C, D) r where the gradient is written down, else log r, which survives where r underflows.
-        mass: (C, 1).
+        mass: (C, 1) the target's mass on the draft tokens.
         negentropy: (C,) sum_d r_d log r_d.
     """
 
@@ -121,8 +121,8 @@ def prepare_target(objective: Objective, logits: Tensor, lse: Tensor) -> TargetR
     """The target's side of C tokens.
 
     Args:
-        objective: that it is for.
-        logits: (C, D) at the draft tokens; overwritten.
+        objective: objective that the target is prepared for.
+        logits: (C, D) logits of the target at the draft tokens; overwritten.
         lse: (C,) log-sum-exp over the target's full vocabulary.
     """
     draft_lse, negentropy = [], []
@@ -131,7 +131,7 @@ def prepare_target(objective: Objective, logits: Tensor, lse: Tensor) -> TargetR
         draft_lse.append(logits[block].amax(-1) - log_r.amax(-1))
         r = log_r.exp()
         negentropy.append(torch.linalg.vecdot(r, log_r))
-        logits[block] = r if objective == WRITTEN else log_r
+        logits[block] = r if objective == ANALYTIC_OBJECTIVE else log_r
     return TargetRows(logits, (torch.cat(draft_lse) - lse).exp()[:, None], torch.cat(negentropy))
 
 
@@ -141,18 +141,18 @@ def score_rows(
     """Score R rows, a block at a time: the passes of an objective find its logits in the processor's cache.
 
     Args:
-        objective: what the loss is.
-        logits: (R, D) of the draft, float32 or wider.
-        target: of C tokens, prepared for this objective.
-        met: (R,) which of them each row is compared with.
+        objective: name of the objective, or coefficients of a mixture.
+        logits: (R, D) logits of the draft, float32 or wider.
+        target: target rows of C tokens, prepared for this objective.
+        met: (R,) index of the target row that each draft row is compared with.
         scale: (R,) factor of each row's gradient.
-        grad: (R, D) receives scale * d loss / d logits; may be `logits`. None: not wanted.
+        grad: (R, D) receives scale * d loss / d logits; may be `logits`. None: no gradient.
     """
     losses, best = [], []
     for block in _blocks(logits):
         z, rows = logits[block].to(target.values.dtype), met[block]
         token, values = argmax(z), target.values.index_select(0, rows)
-        if objective == WRITTEN:
+        if objective == ANALYTIC_OBJECTIVE:
             cross_entropy, gradient = _cross_entropy_written(z, token[:, None], values)
             loss = cross_entropy + target.negentropy[rows]
         else:

@@ -52,14 +52,14 @@ class StagePlan:
     """What one stage will take.
 
     Attributes:
-        stage: its name.
-        work: what it does, in numbers.
-        tokens: that a rate counts.
-        gpus: at once.
-        memory_bytes: on each GPU.
-        disk_bytes: written, at most at once.
-        engines: that share the tokens.
-        notes: what else to know, a sentence each.
+        stage: name of the stage.
+        work: what the stage does, in numbers.
+        tokens: number of tokens that a rate counts.
+        gpus: number of GPUs used at once.
+        memory_bytes: bytes of memory on each GPU.
+        disk_bytes: most bytes that the stage has on disk at once.
+        engines: number of engines that share the tokens.
+        notes: further remarks, a sentence each.
     """
 
     stage: str

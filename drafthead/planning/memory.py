@@ -24,7 +24,7 @@ from drafthead.drafters.base import DraftShape, num_parameters
 from drafthead.drafters.registry import drafter_of
 from drafthead.engine.generate import BATCHED_TOKENS, reserved_bytes
 from drafthead.engine.offline import cache_group_size, import_vllm
-from drafthead.files import foreign
+from drafthead.files import reading_external
 from drafthead.losses.fused import CHUNK_ROWS
 from drafthead.planning import size_text
 from drafthead.target.files import OTHER
@@ -46,11 +46,11 @@ class EngineMemory:
     cache is short.
 
     Attributes:
-        gpus: of the engine; bytes are those of one.
-        weight_bytes: of the target; of a quantisation that is not known, as if it were bf16.
-        known: whether it is.
+        gpus: number of GPUs of the engine; bytes are those of one.
+        weight_bytes: bytes of the target's weights; counted as bf16 where the quantisation is unknown.
+        known: whether the quantisation is known.
         request_bytes: cache of a harvest's longest request, engine.max_model_len, with its captured states.
-        reserved_bytes: that capturing takes beside the engine.
+        reserved_bytes: bytes that capturing takes beside the engine.
     """
 
     def __init__(self, recipe: Recipe):
@@ -68,7 +68,7 @@ class EngineMemory:
         config = config.get_text_config()
         if hasattr(config, "quantization_config"):
             del config.quantization_config
-        with foreign(f"the shapes of target {path}", OTHER), torch.device("meta"):
+        with reading_external(f"the shapes of target {path}", OTHER), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=trusted)
         weights = sum(p.numel() * _width(name, p.dim(), quantisation) for name, p in model.named_parameters())
         engine, self.known = recipe.engine, quantisation in (None, "mxfp4", "fp8")
@@ -93,8 +93,8 @@ class EngineMemory:
 
     def cache_bytes(self, tokens: float) -> int:
         """Of one sequence, on each GPU of the engine; a layer with a window keeps no more than that."""
-        kept = (self._layers - self._windowed) * tokens + self._windowed * min(tokens, self._window)
-        return int(kept * self._layer_token_bytes)
+        cached = (self._layers - self._windowed) * tokens + self._windowed * min(tokens, self._window)
+        return int(cached * self._layer_token_bytes)
 
 
 def _width(name: str, dimensions: int, method: str | None) -> float:
@@ -112,11 +112,11 @@ def request_bytes(
     """Cache that one request of `length` tokens takes with its captured states.
 
     Args:
-        layers, windowed: of the target, and those of them that attend to a window.
-        window: its tokens.
+        layers, windowed: number of the target's layers, and of those that attend to a window.
+        window: tokens of the window.
         token_bytes: keys and values of one token in one layer.
         states_bytes: captured states of one token.
-        length: tokens.
+        length: tokens of the request.
         batched: tokens of a step; a layer with a window keeps those and the window.
     """
     if not windowed:
@@ -125,9 +125,9 @@ def request_bytes(
     size = cache_group_size(windowed, full)
     block = math.ceil(max(_BLOCK * token_bytes, states_bytes) / (_BLOCK * token_bytes)) * _BLOCK
     page = block * token_bytes
-    kept = min(window - 1 + batched, length)
+    in_window = min(window - 1 + batched, length)
     blocks = math.ceil(full / size) * math.ceil(length / block)
-    blocks += math.ceil(windowed / size) * (math.ceil(kept / block) + 1)
+    blocks += math.ceil(windowed / size) * (math.ceil(in_window / block) + 1)
     blocks += math.ceil(length / (page // states_bytes))
     return blocks * size * page
 
@@ -170,9 +170,9 @@ def training_memory(
     """Bytes on one rank, by part; a test holds their sum against the memory that one step takes on a CPU.
 
     Args:
-        shape: of the head.
-        config: the recipe's train section.
-        ranks: that share the run.
+        shape: shape of the head.
+        config: train section of the recipe.
+        ranks: number of ranks that share the run.
         device: "cuda" or "cpu", whose chunks differ.
         longest: tokens of a document; one beyond train.tokens_per_batch is read in windows that exceed it, too.
 

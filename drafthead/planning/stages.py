@@ -34,10 +34,10 @@ class Amount:
     """The sequences of a split, and their tokens in all.
 
     Attributes:
-        sequences: one for each response.
-        prompt: tokens of all prompts.
+        sequences: number of sequences, one for each response.
+        prompt: number of tokens of all prompts.
         generated: tokens of all responses, with what is generated past their stop.
-        note: what was assumed; empty once the responses exist.
+        note: assumption that the numbers rest on; empty once the responses exist.
     """
 
     sequences: int
@@ -82,9 +82,9 @@ def plan_stages(recipe: Recipe, assumed: Assumed, stages: Iterable[str]) -> list
     """The plans of some of the stages "regenerate", "harvest", "train" and "acceptance".
 
     Args:
-        recipe: nothing on disk is needed but the target's config.json.
-        assumed: where prompts or responses do not exist yet.
-        stages: by name.
+        recipe: recipe to plan; of its files only the target's config.json is needed.
+        assumed: numbers to assume where prompts or responses do not exist yet.
+        stages: plans of the stages, by name.
 
     Raises:
         FileNotFoundError: the target's config.json is missing.
@@ -109,8 +109,8 @@ class _Planner:
 
     def regenerate(self) -> StagePlan:
         """A response to every prompt that has none."""
-        made = [amount for split, amount in self.amounts.items() if self.recipe.responses.regenerates(split)]
-        sequences, prompts, generated = (sum(getattr(one, n) for one in made) for n in (
+        amounts = [amount for split, amount in self.amounts.items() if self.recipe.responses.regenerates(split)]
+        sequences, prompts, generated = (sum(getattr(one, n) for one in amounts) for n in (
             "sequences", "prompt", "generated"))  # fmt: skip
         return self._answering("regenerate", Amount(sequences, prompts, generated, self.amounts["train"].note))
 
@@ -134,9 +134,9 @@ class _Planner:
         A rate is one engine's, of generated tokens, reading the prompts included.
 
         Args:
-            stage: its name.
-            amount: what is read and generated.
-            more_bytes: of weights beside the target's, on each GPU.
+            stage: name of the stage.
+            amount: sequences and tokens that are read and generated.
+            more_bytes: bytes of further weights on each GPU.
         """
         engine = EngineMemory(self.recipe)
         each, weights = engine.cache_bytes(amount.tokens / amount.sequences), engine.weight_bytes + more_bytes

@@ -75,7 +75,7 @@ def _literal(node: ast.expr) -> Any:
 
 def _values(of: _Class | None) -> dict[str, Any]:
     """Name -> value of a class's attributes that are written out in its body or a base's."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for statement in _body(of):
         match statement:
             case (
@@ -83,8 +83,8 @@ def _values(of: _Class | None) -> dict[str, Any]:
                 | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
             ):
                 with suppress(ValueError):  # one that is computed
-                    found.setdefault(name, _literal(value))
-    return found
+                    values.setdefault(name, _literal(value))
+    return values
 
 
 # ---- vLLM ----
@@ -94,7 +94,7 @@ def gives_hidden_states(architectures: Sequence[str]) -> bool | None:
     """Whether the installed vLLM hands out the hidden states of a model, as harvesting and drafting need.
 
     Args:
-        architectures: of its config.json; the first that vLLM has is taken.
+        architectures: architectures named by the target's config.json; the first that vLLM has is taken.
 
     Returns:
         None: there is no vLLM here, or a plugin of it may have the class.
@@ -111,13 +111,13 @@ def gives_hidden_states(architectures: Sequence[str]) -> bool | None:
 @cache
 def _registered() -> dict[str, _Class]:
     """Architecture -> module and class, of the tables in vLLM's registry."""
-    found: dict[str, _Class] = {}
+    classes: dict[str, _Class] = {}
     for node in ast.walk(ast.parse(_path(_MODELS + ".registry").read_bytes())):
         for key, value in zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ():
             if isinstance(key, ast.Constant) and isinstance(value, ast.Tuple):
                 module, name = ast.literal_eval(value)
-                found[str(key.value)] = (module if module.startswith("vllm.") else f"{_MODELS}.{module}", name)
-    return found
+                classes[str(key.value)] = (module if module.startswith("vllm.") else f"{_MODELS}.{module}", name)
+    return classes
 
 
 @cache
@@ -141,29 +141,29 @@ def _definitions(of: _Class) -> list[tuple[ast.ClassDef, list[_Class]]]:
     """The statements that define a name, followed through imports, each with the bases; several where a package takes
     another file on each platform."""
     module, name = of
-    found = []
+    definitions = []
     for statement in _names(module).get(name, ()):
         match statement:
             case ast.ClassDef(bases=bases):
                 words = (ast.unparse(base).partition("[")[0] for base in bases)
-                found.append((statement, [(module, word) for word in words]))
+                definitions.append((statement, [(module, word) for word in words]))
             case ast.ImportFrom(module=source, level=level, names=aliases):
                 original = next(alias.name for alias in aliases if (alias.asname or alias.name) == name)
                 package = module if _path(module).name == "__init__.py" else module.rpartition(".")[0]
                 for _ in range(level - 1):
                     package = package.rpartition(".")[0]
                 where = f"{package}.{source}".strip(".") if level else str(source)
-                found += _definitions((where.removesuffix(".None"), original))
+                definitions += _definitions((where.removesuffix(".None"), original))
             case ast.Assign(value=ast.Name(id=other)) if other != name:
-                found += _definitions((module, other))
-    return found
+                definitions += _definitions((module, other))
+    return definitions
 
 
 @cache
 def _names(module: str) -> dict[str, list[Any]]:
     """Name -> the statements at the top of a module, and within its conditions, that bind it; empty where there is no
     such module."""
-    found: dict[str, list[Any]] = {}
+    bindings: dict[str, list[Any]] = {}
     path = _path(module)
     statements: list[ast.stmt] = ast.parse(path.read_bytes()).body if path.is_file() else []
     while statements:
@@ -171,13 +171,13 @@ def _names(module: str) -> dict[str, list[Any]]:
             case ast.If(body=body, orelse=other) | ast.Try(body=body, orelse=other):
                 statements += body + other
             case ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
-                found.setdefault(name, []).append(statement)
+                bindings.setdefault(name, []).append(statement)
             case ast.Assign(targets=[ast.Name(id=name)]):
-                found.setdefault(name, []).append(statement)
+                bindings.setdefault(name, []).append(statement)
             case ast.ImportFrom(names=aliases):
                 for alias in aliases:
-                    found.setdefault(alias.asname or alias.name, []).append(statement)
-    return found
+                    bindings.setdefault(alias.asname or alias.name, []).append(statement)
+    return bindings
 
 
 @cache

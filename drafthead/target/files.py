@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from drafthead.files import foreign
+from drafthead.files import reading_external
 
 # What decides a model's shape, its tokens, its prompts and where its responses end.
 _SMALL_FILES = (
@@ -38,11 +38,11 @@ def local_files(
     """The directory that holds `names`, fetched from the hub when `path` is no directory.
 
     Args:
-        path: a directory or a hub id.
-        revision: of a hub id.
-        names: file names.
-        optional: do not insist that they exist.
-        what: it is, for messages.
+        path: directory or hub id.
+        revision: git revision of a hub id; None: the default branch.
+        names: names of the files.
+        optional: whether files may be missing.
+        what: name of the thing that is read, for messages.
 
     Raises:
         FileNotFoundError: a file is missing here, or can neither be found in the cache nor downloaded.
@@ -80,9 +80,9 @@ def fingerprint_of(path: str, revision: str | None = None, weights: Sequence[str
     of every shard, the size and 64 samples of 4 KiB, spread evenly: other weights of the same shape differ.
 
     Args:
-        path: a directory or a hub id.
-        revision: of a hub id.
-        weights: the shards of a directory without an index.
+        path: directory or hub id.
+        revision: git revision of a hub id; None: the default branch.
+        weights: weight files of a directory without an index.
 
     Raises:
         FileNotFoundError: config.json or a shard named by the index is missing.
@@ -114,7 +114,7 @@ def read_index(path: Path) -> dict[str, str]:
     Raises:
         ForeignFileError: it is something else.
     """
-    with foreign(path, AGAIN):
+    with reading_external(path, AGAIN):
         return _Index.model_validate_json(path.read_bytes()).weight_map
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from drafthead.files import ForeignFileError, foreign
+from drafthead.files import ForeignFileError, reading_external
 from drafthead.target.files import AGAIN, INDEX, local_files
 from drafthead.target.spec import TargetSpec, load_target_spec
 from drafthead.target.tensors import EMBEDDING, HEAD, NORM, ONLY_FILE, check_output_layer, weight_map
@@ -34,10 +34,10 @@ class TargetPieces:
     """Frozen tensors of a target in the checkpoint's dtype, on the CPU.
 
     Attributes:
-        spec: of the target.
-        embed_tokens: (V, H).
-        final_norm: (H,), what the normed state is multiplied with; float32 where the checkpoint has it less 1.
-        lm_head: (V, H); the same tensor as embed_tokens when they are tied.
+        spec: shape of the target.
+        embed_tokens: (V, H) embedding of the target.
+        final_norm: (H,) weight of the final norm; float32 where the checkpoint stores it less 1.
+        lm_head: (V, H) output layer; the same tensor as embed_tokens when they are tied.
     """
 
     spec: TargetSpec
@@ -70,11 +70,11 @@ def load_pieces(path: str, revision: str | None = None) -> TargetPieces:
         if name is None:
             raise ValueError(f"{path} has none of the tensors {', '.join(names)}; it has e.g. {sorted(files)[:3]}")
         file = local_files(path, revision, (files[name],)) / files[name]
-        with foreign(file, AGAIN), safe_open(file, framework="pt") as opened:
+        with reading_external(file, AGAIN), safe_open(file, framework="pt") as opened:
             tensor = opened.get_tensor(name)
         if tensor.shape != shape:
-            found, wanted = tuple(tensor.shape), f"config.json says {shape}"
-            raise ForeignFileError(f"{file} has {name} of shape {found}, and {wanted}. {AGAIN}")
+            stored = tuple(tensor.shape)
+            raise ForeignFileError(f"{file} has {name} of shape {stored}, and config.json says {shape}. {AGAIN}")
         if tensor.itemsize < 2:  # its scale is a tensor of another name
             raise ForeignFileError(f"{file} has {name} in {tensor.dtype}: give a target where it is not quantised")
         return tensor
@@ -101,10 +101,10 @@ class FrozenTarget:
     """What training needs of the target, in the compute type and on the device.
 
     Attributes:
-        embeddings: (V, H).
-        final_norm: (H,).
+        embeddings: (V, H) embedding of the target.
+        final_norm: (H,) weight of the final norm.
         head_rows: (D, H) rows of lm_head for the draft vocabulary.
-        rms_norm_eps: of the final norm.
+        rms_norm_eps: epsilon of the final norm.
         target_ids: (D,) target id of every draft id.
     """
 
@@ -125,17 +125,17 @@ class FrozenTarget:
         become below temperature 1, the least above it.
 
         Args:
-            temperature: above 0.
-            normed: (Q, H), of `normed`.
-            lse: (Q,) at temperature 1.
+            temperature: sampling temperature, above 0.
+            normed: (Q, H) states from `normed`.
+            lse: (Q,) log-sum-exp of the full vocabulary at temperature 1.
         """
-        found, weight = [], self.head_rows.T.to(lse.dtype)  # rounding to bf16 would pass for what lies outside
+        chunks, weight = [], self.head_rows.T.to(lse.dtype)  # rounding to bf16 would pass for what lies outside
         for rows, whole in zip(normed.split(SCORED_ROWS), lse.split(SCORED_ROWS), strict=True):
             logits = rows.to(whole.dtype) @ weight
             # Rounding may leave the part a little above the whole.
             outside = whole + (1 - (logits.logsumexp(-1) - whole).exp()).clamp_min(0).log()
-            found.append(torch.logaddexp((logits / temperature).logsumexp(-1), outside / temperature))
-        return torch.cat(found) if found else lse
+            chunks.append(torch.logaddexp((logits / temperature).logsumexp(-1), outside / temperature))
+        return torch.cat(chunks) if chunks else lse
 
 
 def frozen_target(pieces: TargetPieces, target_ids: Tensor, device: torch.device, dtype: torch.dtype) -> FrozenTarget:
@@ -157,7 +157,7 @@ class TargetHead:
     error of up to 0.06 on a logit of 16, and with it on every stored log-sum-exp.
 
     Attributes:
-        device: where logits are computed.
+        device: device that logits are computed on.
     """
 
     def __init__(self, pieces: TargetPieces, dtype: torch.dtype, device: torch.device | str = "cpu"):
@@ -189,8 +189,8 @@ class TargetHead:
         """What training keeps of the full distribution.
 
         Args:
-            hidden: (T, H), input of the final norm.
-            chunk: tokens at a time.
+            hidden: (T, H) input of the final norm.
+            chunk: number of tokens at a time.
 
         Returns:
             argmax (T,) int32 and log-sum-exp at temperature 1 (T,) float32, on the device of `hidden`.

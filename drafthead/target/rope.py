@@ -58,8 +58,8 @@ def head_rope(config: dict[str, Any], path: str) -> dict[str, Any]:
     """The rotary parameters of a head for the target with this config.json.
 
     Args:
-        config: of the target's language model.
-        path: of the target, for the error message.
+        config: config.json of the target's language model.
+        path: path of the target, for the error message.
 
     Raises:
         ValueError: the target's positions are scaled in a way that training and vLLM do not compute alike.
@@ -85,8 +85,8 @@ def _computed(rope: dict[str, Any], whose: str, action: str) -> dict[str, Any]:
     """The keys of a rotation that are computed, with values that vLLM takes.
 
     Args:
-        rope: from `rope_parameters_of`.
-        whose: it is, the subject of the error message.
+        rope: rotation from `rope_parameters_of`.
+        whose: owner of the rotation, the subject of the error message.
         action: what to do about a rotation that is not computed.
 
     Raises:

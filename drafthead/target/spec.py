@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from drafthead.config import Recipe
-from drafthead.files import foreign
+from drafthead.files import reading_external
 from drafthead.target.families import complete
 from drafthead.target.files import AGAIN, OTHER, fingerprint_of, local_files
 from drafthead.target.rope import head_rope
@@ -29,17 +29,17 @@ class TargetSpec(BaseModel, frozen=True):
     """What a target's config.json says about it.
 
     Attributes:
-        name: the path or hub id as given.
-        hidden_size: H.
-        num_layers: L; boundary ids run from 0 (embeddings) to L (input of the final norm).
-        vocab_size: V.
-        rms_norm_eps: of the final norm.
-        rope_parameters: of a head for it, in transformers' current form: rope_type, rope_theta, the type's own keys.
+        name: path or hub id, as the recipe has it.
+        hidden_size: H, hidden size.
+        num_layers: L, number of layers; boundary ids run from 0 (embeddings) to L (input of the final norm).
+        vocab_size: V, vocabulary size.
+        rms_norm_eps: epsilon of the final norm.
+        rope_parameters: rotation of a head for this target, in transformers' current form (rope_type, rope_theta, ...).
         max_position_embeddings: longest position the target was made for.
         tie_word_embeddings: whether lm_head is the embedding; None: config.json leaves it to the family.
         dtype: the checkpoint's dtype, by name.
         model_type: transformers' name of the architecture.
-        revision: of a hub id, as given.
+        revision: git revision of a hub id, as the recipe has it.
     """
 
     name: str
@@ -71,7 +71,7 @@ def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
 
     Args:
         path: a directory, or a hub id whose files are cached or can be downloaded.
-        revision: of a hub id.
+        revision: git revision of a hub id; None: the default branch.
 
     Raises:
         FileNotFoundError: there is no such directory, or it lacks a file (which is named).
@@ -82,10 +82,10 @@ def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
     check_output_layer(path, config, weight_map(directory))  # weights of a hub id need not be here yet
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     tied = config.get("tie_word_embeddings")
-    given = {"name": path, "revision": revision, "dtype": dtype, "tie_word_embeddings": tied}
+    stated = {"name": path, "revision": revision, "dtype": dtype, "tie_word_embeddings": tied}
     try:
         _Rotation.model_validate(config)
-        spec = TargetSpec.model_validate(config | given | {"rope_parameters": {}})
+        spec = TargetSpec.model_validate(config | stated | {"rope_parameters": {}})
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise ValueError(
@@ -103,7 +103,7 @@ def target_config(path: str, revision: str | None = None) -> dict[str, Any]:
         ForeignFileError: it is no JSON object.
     """
     file = local_files(path, revision, ("config.json",)) / "config.json"
-    with foreign(file, AGAIN):
+    with reading_external(file, AGAIN):
         published: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return complete(published)
 
@@ -130,7 +130,7 @@ def model_config(recipe: Recipe) -> Any:
     from transformers import AutoConfig
 
     directory = local_files(recipe.target_path, recipe.target.revision, ("config.json",))
-    with foreign(directory / "config.json", AGAIN, unsupported=OTHER):
+    with reading_external(directory / "config.json", AGAIN, unsupported=OTHER):
         return AutoConfig.from_pretrained(directory, trust_remote_code=recipe.target.trust_remote_code)
 
 
@@ -145,18 +145,18 @@ def target_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
     return target | ({_TEMPLATE_KWARGS: template_kwargs} if template_kwargs else {})
 
 
-def target_names(found: Mapping[str, Any], recipe: Recipe, spec: TargetSpec) -> tuple[str, str]:
+def target_names(recorded: Mapping[str, Any], recipe: Recipe, spec: TargetSpec) -> tuple[str, str]:
     """The target of an artifact and the recipe's as a person reads them: equal where the fingerprints are.
 
     Args:
-        found: from `target_identity`, when the artifact was made.
-        recipe: of today.
-        spec: of the recipe's target.
+        recorded: `target_identity` as the artifact recorded it.
+        recipe: recipe as it is now.
+        spec: shape of the recipe's target.
     """
-    wanted = target_identity(recipe, spec)
+    current = target_identity(recipe, spec)
     compared = ("fingerprint", _TEMPLATE_KWARGS)
-    same = all(found.get(key) == wanted.get(key) for key in compared)  # a directory may have moved
-    return _name_target(wanted if same else found), _name_target(wanted)
+    same = all(recorded.get(key) == current.get(key) for key in compared)  # a directory may have moved
+    return _name_target(current if same else recorded), _name_target(current)
 
 
 def _name_target(target: Mapping[str, Any]) -> str:

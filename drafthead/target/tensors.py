@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from drafthead.files import foreign
+from drafthead.files import reading_external
 from drafthead.target.files import AGAIN, INDEX, read_index
 
 EMBEDDING, NORM = (
@@ -37,7 +37,7 @@ def weight_map(directory: Path) -> dict[str, str]:
         return read_index(index)
     if not file.is_file():
         return {}
-    with foreign(file, AGAIN), safe_open(file, framework="numpy") as opened:
+    with reading_external(file, AGAIN), safe_open(file, framework="numpy") as opened:
         return dict.fromkeys(opened.keys(), file.name)
 
 
@@ -48,16 +48,16 @@ def check_output_layer(path: str, config: Mapping[str, Any], names: Iterable[str
     family, each has its tensor beside the layers, or its key.
 
     Args:
-        path: of the target, for the error message.
+        path: path of the target, for the error message.
         config: config.json of its language model.
-        names: of its tensors, as far as they are here.
+        names: names of the target's tensors, as far as they are here.
 
     Raises:
         ValueError: naming the keys or tensors.
     """
     about = [key for key in config if _LOGITS.search(key) and not _OTHER_LOGITS.search(key)]
     unread = [f"{key}={config[key]}" for key in about if config[key] is True or config[key] not in _NEUTRAL]
-    unread = [found for found in unread if found != f"dim_model_base={config.get('hidden_size')}"]  # a factor of 1
+    unread = [key for key in unread if key != f"dim_model_base={config.get('hidden_size')}"]  # a factor of 1
     read = {*EMBEDDING, *NORM, *HEAD}
     unread += sorted(name for name in names if name not in read and not _ELSEWHERE.match(_within(name)))
     if unread:

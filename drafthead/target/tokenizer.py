@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from drafthead.config import Recipe
-from drafthead.files import foreign
+from drafthead.files import reading_external
 from drafthead.target.files import AGAIN, OTHER, TEMPLATES, local_files, pinned_revision
 
 if TYPE_CHECKING:
@@ -48,37 +48,37 @@ def chat_template(recipe: Recipe) -> str | dict[str, str]:
     directory = local_files(path, recipe.target.revision, ("config.json",))
     if not any((directory / name).is_file() for name in names):  # of a hub id perhaps only config.json is here
         directory = local_files(path, recipe.target.revision, names, optional=True)
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     for file in (directory / _TEMPLATE, *sorted((directory / TEMPLATES).glob("*.jinja"))):
         if file.is_file():
-            with foreign(file, AGAIN):
-                found["default" if file.name == _TEMPLATE else file.stem] = file.read_text(encoding="utf-8")
+            with reading_external(file, AGAIN):
+                templates["default" if file.name == _TEMPLATE else file.stem] = file.read_text(encoding="utf-8")
     for file in (directory / _CONFIG, directory / _LEGACY):
-        if not found and file.is_file():
-            with foreign(file, AGAIN):
+        if not templates and file.is_file():
+            with reading_external(file, AGAIN):
                 stated = _Templated.model_validate_json(file.read_bytes()).chat_template or []
             several = {one.name: one.template for one in stated} if isinstance(stated, list) else {"default": stated}
-            found = {name: template for name, template in several.items() if template}
-    if not found:
+            templates = {name: template for name, template in several.items() if template}
+    if not templates:
         looked = ", ".join((_TEMPLATE, f"{TEMPLATES}/*.jinja", _CONFIG, _LEGACY))
         raise ValueError(
             f"target {recipe.target.path} has no chat template (looked in {directory} for {looked}); a head must be "
             "trained on templated prompts: use the instruction-tuned checkpoint"
         )
-    if "default" not in found:
+    if "default" not in templates:
         raise ValueError(
-            f"target {recipe.target.path} has chat templates called {', '.join(sorted(found))} in {directory} and none "
-            f"called default: write the one that is served into {_TEMPLATE}"
+            f"target {recipe.target.path} has chat templates called {', '.join(sorted(templates))} in {directory} and "
+            f"none called default: write the one that is served into {_TEMPLATE}"
         )
-    return found if len(found) > 1 else found["default"]
+    return templates if len(templates) > 1 else templates["default"]
 
 
 def load_tokenizer(recipe: Recipe, templated: bool = False) -> "PreTrainedTokenizerBase":
     """The tokenizer of the recipe's target, at the commit that everything else of it has.
 
     Args:
-        recipe: its target section is used.
-        templated: refuse one without a chat template.
+        recipe: recipe; its target section is read.
+        templated: whether a tokenizer without a chat template is refused.
 
     Raises:
         OSError: it is not on this machine.
@@ -89,7 +89,7 @@ def load_tokenizer(recipe: Recipe, templated: bool = False) -> "PreTrainedTokeni
 
     target = recipe.target
     revision = pinned_revision(recipe.target_path, target.revision)
-    with foreign(f"the tokenizer of {target.path}", AGAIN, unsupported=OTHER):
+    with reading_external(f"the tokenizer of {target.path}", AGAIN, unsupported=OTHER):
         tokenizer = AutoTokenizer.from_pretrained(
             recipe.target_path, revision=revision, trust_remote_code=target.trust_remote_code
         )
@@ -119,7 +119,7 @@ def stop_tokens(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> set[int
     path = local_files(recipe.target_path, recipe.target.revision, (_GENERATION,), optional=True) / _GENERATION
     stops: list[int | None] = [tokenizer.eos_token_id]
     if path.is_file():  # a target need not have one
-        with foreign(path, AGAIN):
-            found = _Generation.model_validate_json(path.read_bytes()).eos_token_id
-        stops += found if isinstance(found, list) else [found]
+        with reading_external(path, AGAIN):
+            stop_ids = _Generation.model_validate_json(path.read_bytes()).eos_token_id
+        stops += stop_ids if isinstance(stop_ids, list) else [stop_ids]
     return {stop for stop in stops if stop is not None}

@@ -21,9 +21,9 @@ def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str) -> An
     """An Accelerator whose engine is DeepSpeed.
 
     Args:
-        config: the recipe's train section.
-        model: only its size is read, to size DeepSpeed's buckets.
-        log_dir: where a tracker may write.
+        config: train section of the recipe.
+        model: head to train; only its size is read, for DeepSpeed's buckets.
+        log_dir: directory that a tracker may write to.
 
     Raises:
         ValueError: the environment would bypass DeepSpeed or train every rank on the same data.
@@ -153,11 +153,11 @@ def check_ranks(made_from: dict[str, Any]) -> None:
     """
     from accelerate.utils import gather_object
 
-    (first_host, wanted), *others = gather_object([(socket.gethostname(), made_from)])
-    for rank, (host, found) in enumerate(others, start=1):
-        if found != wanted:
+    (first_host, expected), *other_ranks = gather_object([(socket.gethostname(), made_from)])
+    for rank, (host, identity) in enumerate(other_ranks, start=1):
+        if identity != expected:
             raise ArtifactError(
                 f"rank {rank} on {host} would train another run than rank 0 on {first_host}:\n"
-                f"{describe_difference(found, wanted)}\n"
+                f"{describe_difference(identity, expected)}\n"
                 "start all nodes with the same command, and let them see the same files (output_dir, target.path)"
             )

@@ -45,15 +45,15 @@ class TrainState:
     """Where training stands.
 
     Attributes:
-        step: optimiser steps done.
+        step: number of optimiser steps done.
         world_size: ranks that wrote the checkpoint.
-        zero_stage: of the run.
-        acceptance_length: predicted on the validation split when it last ran.
-        acceptance_per_position: joint prefix acceptance of draft tokens 1..K, likewise.
+        zero_stage: ZeRO stage of the run.
+        acceptance_length: acceptance length predicted by the last validation.
+        acceptance_per_position: joint prefix acceptance of draft tokens 1..K, from the last validation.
         best_step: step of the best checkpoint so far.
-        best_acceptance_length: its predicted acceptance length.
+        best_acceptance_length: predicted acceptance length of the best checkpoint.
         prompts, looping: validation responses that it was predicted on, and whether all of them loop.
-        without_rise: validations since the best one.
+        without_rise: number of validations since the best one.
         measured: the acceptance is of this step; False where the checkpoint was written between two validations.
     """
 
@@ -74,10 +74,10 @@ def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weight
     """Write a checkpoint; every rank calls this.
 
     Args:
-        accelerator: of the run.
+        accelerator: accelerate's Accelerator of the run.
         engine: the DeepSpeed engine.
-        run_dir: the run.
-        state: to be resumed from.
+        run_dir: directory of the run.
+        state: training state to resume from.
         weights: consolidated float32 tensors; only rank 0's are written.
 
     Raises:
@@ -142,10 +142,10 @@ def load(accelerator: Any, engine: Any, path: Path, state: TrainState) -> None:
     keeps everything on every rank and needs no conversion.
 
     Args:
-        accelerator: of the run.
+        accelerator: accelerate's Accelerator of the run.
         engine: the DeepSpeed engine.
-        path: the checkpoint.
-        state: what it says of itself.
+        path: directory of the checkpoint.
+        state: training state that the checkpoint recorded.
 
     Raises:
         ArtifactError: it does not load.
@@ -202,11 +202,11 @@ def _nothing_runs(path: Path) -> Iterator[None]:
             yield
     except pickle.UnpicklingError as error:
         # What follows is torch's advice to load it all the same.
-        found = re.search(r"WeightsUnpickler error: (.+?)(?: was not an allowed|$)", str(error), re.MULTILINE)
-        reason = found[1] if found else str(error).partition("\n")[0]
+        match = re.search(r"WeightsUnpickler error: (.+?)(?: was not an allowed|$)", str(error), re.MULTILINE)
+        reason = match[1] if match else str(error).partition("\n")[0]
         raise ArtifactError(
-            f"{path} holds more than the state of a training run, and is not loaded ({reason}); somebody changed it: "
-            "delete it to resume from an older checkpoint"
+            f"{path} contains objects other than DeepSpeed state and was not loaded ({reason}); it was modified after "
+            "it was written: delete it to resume from an older checkpoint"
         ) from error
 
 
@@ -241,7 +241,7 @@ def retain(run_dir: Path, keep: int, state: TrainState) -> None:
         if path != checkpoint_dir(run_dir, state.best_step):
             # Out of sight first: killed while it is deleted, it would look like a damaged checkpoint.
             delete_folder(path.rename(path.with_name(f".{path.name}.old")))
-            sync(path.parent)  # in a run that is complete nobody would delete it once more
+            sync(path.parent)  # a complete run is not opened again, so a lost deletion would stay
 
 
 def remove_leftovers(run_dir: Path) -> None:
@@ -263,14 +263,14 @@ def restore(
 
     ranks = accelerator.num_processes
     # Verifying reads every byte: once, and all ranks go by the same answer.
-    found = None
+    resumable = None
     if accelerator.is_main_process:
         remove_leftovers(run_dir)
-        found = newest(run_dir)
-    (found,) = broadcast_object_list([found])
-    if found is None:
+        resumable = newest(run_dir)
+    (resumable,) = broadcast_object_list([resumable])
+    if resumable is None:
         return TrainState(0, ranks, config.zero_stage, 0.0, 0, 0.0)
-    path, state = found
+    path, state = resumable
     check_vocabulary(path, vocabulary)
     if state.world_size != ranks and config.optimizer == "muon":
         raise ValueError(

@@ -29,7 +29,7 @@ class Feed:
     """A whole store: all states are there, and stay."""
 
     def wants_checkpoint(self, step: int) -> bool:
-        """Whether a checkpoint before this step would let somebody go on; every rank asks."""
+        """Whether a checkpoint before this step would unblock the harvester or this trainer; every rank asks."""
         return False
 
     def wait(self, step: int) -> None:
@@ -49,10 +49,10 @@ class SpoolFeed(Feed):
     def __init__(self, states: SpooledStates, stream: list[list[Window]], per_step: int, accelerator: Any):
         """
         Args:
-            states: what the stream's documents are read from.
+            states: states that the stream's documents are read from.
             stream: micro batches of all epochs.
             per_step: micro batches of one optimiser step.
-            accelerator: of the run.
+            accelerator: accelerate's Accelerator of the run.
 
         Raises:
             ValueError: a step needs more shards at once than the spool holds.
@@ -144,8 +144,8 @@ class Prefetch:
 
     Args:
         stream: micro batches of all epochs.
-        read: makes a batch of its windows; its states in page-locked memory where there is a GPU.
-        device: where batches go.
+        read: makes a batch from its windows, with states in page-locked memory where there is a GPU.
+        device: device that batches are moved to.
     """
 
     def __init__(self, stream: list[list[Window]], read: Callable[[list[Window]], PackedBatch], device: torch.device):

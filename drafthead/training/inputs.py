@@ -18,7 +18,7 @@ from drafthead import artifacts
 from drafthead.config import Recipe
 from drafthead.data import spool as spools
 from drafthead.data import store as state_store
-from drafthead.data.packing import Window, cut
+from drafthead.data.packing import Window, split_windows
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.responses import ResponseTokens, prompt_of
 from drafthead.data.spool import SpooledStates, States
@@ -42,11 +42,11 @@ class Inputs:
     """Checked inputs of a run.
 
     Attributes:
-        spec: the target's shape.
+        spec: shape of the target.
         train: states of the training split.
         validation: states of the validation split.
-        identity: what the run is made from, for its manifest.
-        start: weights that it begins with; None for a head made from its target.
+        identity: inputs and settings of the run, for its manifest.
+        start: checkpoint that training begins with; None for a head made from its target.
     """
 
     spec: TargetSpec
@@ -72,16 +72,16 @@ def open_inputs(recipe: Recipe) -> Inputs:
     spec = recipe_spec(recipe)
     start = find_start(recipe, spec)
     online = recipe.states.spool_shards is not None
-    train, made_train, train_reference = (_open_spool if online else _open_store)(recipe, "train")
-    validation, made_validation, validation_reference = _open_store(recipe, "validation")
-    for split, made in (("train", made_train), ("validation", made_validation)):
-        found_target, target = target_names(made["target"], recipe, spec)
-        wanted = {
+    train, train_identity, train_reference = (_open_spool if online else _open_store)(recipe, "train")
+    validation, validation_identity, validation_reference = _open_store(recipe, "validation")
+    for split, store_identity in (("train", train_identity), ("validation", validation_identity)):
+        stored_target, target = target_names(store_identity["target"], recipe, spec)
+        expected = {
             "target": target, "aux_layer_ids": list(recipe.target.aux_layer_ids), "format": recipe.states.format,
             "dtype": recipe.target.dtype, "prompt_loss": recipe.states.prompt_loss,
         }  # fmt: skip
-        found = {**{name: made[name] for name in wanted}, "target": found_target}
-        _check_fits(recipe.states_dir(split), found, wanted)
+        stored = {**{name: store_identity[name] for name in expected}, "target": stored_target}
+        _check_fits(recipe.states_dir(split), stored, expected)
     identity = {
         "states": {"train": train_reference, "validation": validation_reference},
         "target": target_identity(recipe, spec),
@@ -103,14 +103,14 @@ class Survey:
         generated: (V,) how often the target generated each token.
         seen: (V,) how often each token occurs at all.
         by_category: category -> (V,) as `generated`, for the documents whose category is known.
-        windows: what is trained on, in every draw.
-        silent: documents in which nothing can be learned from, such as responses of no token.
+        windows: windows that are trained on, of every draw.
+        num_without_loss: number of documents without a token that carries loss, such as empty responses.
     """
 
     generated: Tensor
     seen: Tensor
     windows: list[Window]
-    silent: int
+    num_without_loss: int
     by_category: dict[str, Tensor]
 
     def check_mask_token(self, head: HeadConfig) -> None:
@@ -139,7 +139,7 @@ def survey(
     by_category: dict[str, Tensor] = {}
     generated, seen = torch.zeros(vocab_size, dtype=torch.long), torch.zeros(vocab_size, dtype=torch.long)
     windows: list[Window] = []
-    silent = 0
+    num_without_loss = 0
     for i in range(len(store)):
         tokens, mask = store.tokens(i)
         if int(tokens.max()) >= vocab_size:
@@ -153,10 +153,10 @@ def survey(
             counted.append((by_category.setdefault(category, torch.zeros_like(generated)), generated_ids))
         for counts, ids in counted:  # in place: a histogram per document would cost more than everything else here
             counts.index_add_(0, ids, torch.ones_like(ids))
-        found = [window for draw in range(draws) for window in cut(i, mask, budget, drafter, draw)]
-        silent += not found
-        windows += found
-    return Survey(generated, seen, windows, silent, by_category)
+        document_windows = [window for draw in range(draws) for window in split_windows(i, mask, budget, drafter, draw)]
+        num_without_loss += not document_windows
+        windows += document_windows
+    return Survey(generated, seen, windows, num_without_loss, by_category)
 
 
 def draft_vocabulary(recipe: Recipe, counts: Survey, start: Tensor | None = None) -> DraftVocabulary:
@@ -196,8 +196,8 @@ def _open_spool(recipe: Recipe, split: str) -> tuple[States, dict[str, Any], dic
     _wait_for_harvester(directory / artifacts.IDENTITY)
     identity = artifacts.read_json(directory / artifacts.IDENTITY)
     responses = artifacts.require(responses_dir, RESPONSES, "python data_gen/regenerate.py RECIPE")
-    wanted = {"kind": spools.KIND, **spools.terms(recipe), "responses": artifacts.reference(responses)}
-    _check_fits(directory, {name: identity.get(name) for name in wanted}, wanted)
+    expected = {"kind": spools.KIND, **spools.terms(recipe), "responses": artifacts.reference(responses)}
+    _check_fits(directory, {name: identity.get(name) for name in expected}, expected)
     texts = ResponseTokens(responses_dir, recipe.states.learned_share(split))
     spool, size = spools.open_spool(recipe, len(texts.ids)), recipe.states.sequences_per_shard
     return SpooledStates(spool, texts, size, identity["aux_layer_ids"]), identity, identity
@@ -207,10 +207,10 @@ def _wait_for_harvester(path: Path) -> None:
     wait_until(path.exists, f"the harvester to write {path}; if it is not running: {_HARVEST}")
 
 
-def _check_fits(directory: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    if found != wanted:
+def _check_fits(directory: Path, stored: dict[str, Any], expected: dict[str, Any]) -> None:
+    if stored != expected:
         raise artifacts.ArtifactError(
-            f"{directory} does not fit the recipe:\n{artifacts.describe_difference(found, wanted)}\n"
+            f"{directory} does not fit the recipe:\n{artifacts.describe_difference(stored, expected)}\n"
             "harvest under another name (name=...), or restore the recipe's target and states sections"
         )
 
@@ -222,21 +222,21 @@ def find_start(recipe: Recipe, spec: TargetSpec) -> Checkpoint | None:
         ArtifactError: `train.init_from` is no verified checkpoint.
         ValueError: it holds another head than the recipe describes; the message has both values of every key.
     """
-    given = recipe.train.init_from
-    if given is None:
+    init_from = recipe.train.init_from
+    if init_from is None:
         return None
-    path = recipe.directory(given)
+    path = recipe.directory(init_from)
     if not path.is_dir() or (path / "config.json").exists():
-        what = path if path.is_dir() else given
+        what = path if path.is_dir() else init_from
         raise ValueError(
-            f"train.init_from {given} is no run or checkpoint (looked at {path}): give runs/NAME or one of its "
+            f"train.init_from {init_from} is no run or checkpoint (looked at {path}): give runs/NAME or one of its "
             f"checkpoints. A head, from the hub or below heads/, is imported first: {_IMPORT} {what}"
         )
     source = read_checkpoint(best_checkpoint(path) if (path / artifacts.IDENTITY).exists() else path)
     head = recipe.head.model_copy(update={"sliding_window": source.head().sliding_window})  # weights fit any window
     if differences := source.differences(recipe.model_copy(update={"head": head}), spec):
         raise ValueError(
-            f"train.init_from {given} holds another head than the recipe describes:\n{differences}\n"
+            f"train.init_from {init_from} holds another head than the recipe describes:\n{differences}\n"
             "put the head's values into the recipe, or start from a head that fits it"
         )
     return source

@@ -27,19 +27,19 @@ class StepMetrics:
     """One optimiser step.
 
     Attributes:
-        step: 1-based.
+        step: number of the optimiser step, from 1.
         loss: weighted sum over draft positions of the mean loss, in the objective's unit.
         loss_per_step: mean loss of each draft position per scored row.
         accuracy_per_step: share of scored rows where the draft's first choice is the target's.
-        grad_norm: before clipping.
-        learning_rate: of this step.
-        memory_gib: peak of rank 0, GPU memory if there is one, else resident.
-        acceptance_length: at the K to be served, by replay of the validation split when it last ran; 0 before.
-        acceptance_per_position: joint prefix acceptance of draft tokens 1..K, from the same replay.
-        acceptance_prompts: responses that were replayed.
-        tokens_per_second: over all ranks, since the last validation.
-        eta_seconds: until the last step, at this rate.
-        step_seconds: wall time since the step before, waiting, validation and checkpoint included; what the head cost.
+        grad_norm: norm of the gradient before clipping.
+        learning_rate: learning rate of this step.
+        memory_gib: peak memory of rank 0 in GiB: GPU memory if there is a GPU, else resident memory.
+        acceptance_length: acceptance length at the served K, predicted by the last validation; 0 before the first.
+        acceptance_per_position: joint prefix acceptance of draft tokens 1..K, from the last validation.
+        acceptance_prompts: number of responses that were replayed.
+        tokens_per_second: training tokens per second over all ranks, since the last validation.
+        eta_seconds: seconds until the last step, at this rate.
+        step_seconds: wall time since the step before, with waiting, validation and checkpoint: the cost of the head.
     """
 
     step: int
@@ -76,10 +76,10 @@ class Validation:
 
     Attributes:
         first_step_loss: mean loss of the first draft position per row.
-        acceptance_length: by replay, at the K to be served.
+        acceptance_length: acceptance length by replay, at the K to be served.
         acceptance_per_position: joint prefix acceptance of draft tokens 1..K.
-        rounds, prompts: how many were replayed, of how many responses.
-        looping: all of these loop.
+        rounds, prompts: number of replayed rounds, and of the responses that they belong to.
+        looping: whether all of these responses loop.
     """
 
     first_step_loss: float
@@ -102,11 +102,11 @@ class MetricsLog:
         self._before = time.perf_counter()
         self.restart_clock(resumed_step)
         if accelerator.is_main_process:
-            kept = []
+            lines = []
             if self._path.exists() and resumed_step:  # a run that begins validates a head it starts from, as step 0
-                kept = [line for line in self._path.read_text().splitlines() if _step_of(line) <= resumed_step]
+                lines = [line for line in self._path.read_text().splitlines() if _step_of(line) <= resumed_step]
             with atomic_path(self._path) as temporary:
-                temporary.write_text("".join(line + "\n" for line in kept))
+                temporary.write_text("".join(line + "\n" for line in lines))
 
     def restart_clock(self, step: int) -> None:
         """Tokens per second and the time left are those of the steps from here on."""

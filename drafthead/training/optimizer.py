@@ -29,8 +29,8 @@ def build_optimizer(config: TrainConfig, draft: DraftModule) -> torch.optim.Opti
     """The recipe's optimiser over all parameters of a head.
 
     Args:
-        config: the recipe's train section.
-        draft: the head; Muon takes its projections from hidden states to hidden states.
+        config: train section of the recipe.
+        draft: head to train; Muon updates its projections from hidden states to hidden states.
     """
     adam = {"lr": config.learning_rate, "initial_lr": config.learning_rate, "weight_decay": 0.0}
     if config.optimizer == "muon":
@@ -49,16 +49,16 @@ def _muon(config: TrainConfig, draft: DraftModule, adam: dict[str, float]) -> to
     projections = {f"{name}.weight" for name, module in draft.named_modules() if isinstance(module, Projection)}
     projections -= {*draft.draft_rows}
     matrices: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
+    remaining: list[nn.Parameter] = []
     for name, parameter in draft.named_parameters():
         suits = name in projections
         setattr(parameter, "use_muon", suits)  # noqa: B010 - DeepSpeed reads it off the parameter
-        (matrices if suits else others).append(parameter)
+        (matrices if suits else remaining).append(parameter)
     rate = config.muon_learning_rate
     muon = {"lr": rate, "initial_lr": rate, "momentum": _MOMENTUM, "weight_decay": 0.0, "ns_method": _iteration(config)}
     return MuonWithAuxAdam([
         {"params": matrices, "use_muon": True, **muon},
-        {"params": others, "use_muon": False, **adam, "betas": _BETAS, "eps": 1e-8},
+        {"params": remaining, "use_muon": False, **adam, "betas": _BETAS, "eps": 1e-8},
     ])  # fmt: skip
 
 
@@ -73,10 +73,10 @@ def schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int, t
     """Set the groups' learning rates for a step; returns the rate of the first AdamW group.
 
     Args:
-        optimizer: from `build_optimizer`, or accelerate's wrapper of it.
-        config: the recipe's train section.
-        step: 0-based.
-        total_steps: of the run.
+        optimizer: optimiser from `build_optimizer`, or accelerate's wrapper of it.
+        config: train section of the recipe.
+        step: number of the optimiser step, from 0.
+        total_steps: number of optimiser steps of the run.
     """
     share = rate_share(config, step, total_steps)
     for group in optimizer.param_groups:

@@ -52,8 +52,8 @@ def rejection_loss(
     """As `head_loss`, over the drafts that serving would verify; predictions are of all scored rows.
 
     Args:
-        rows, weight, teacher, scale, objective: as of `head_loss`.
-        batch: that the rows are of.
+        rows, weight, teacher, scale, objective: arguments of `head_loss`.
+        batch: batch that the rows belong to.
         target_ids: (D,) target id of every draft id.
     """
     predictions = first_drafts(rows, weight)
@@ -69,7 +69,7 @@ def verified(drafts: Tensor, target_ids: Tensor, batch: PackedBatch) -> Tensor:
     Args:
         drafts: (K, R) draft ids, -1 where not scored.
         target_ids: (D,) target id of every draft id.
-        batch: the text.
+        batch: batch that the drafts are compared with.
     """
     matches = match_text(drafts, target_ids, batch.row_ids) & batch.scored
     accepted = matches.long().cumprod(0).bool()

@@ -28,7 +28,7 @@ from drafthead.data.responses import loops, read_categories
 from drafthead.data.spool import PROGRESS_LOCK, SpooledStates, States
 from drafthead.drafters.base import Drafter, DraftModule, draft_shape, frozen_copy, load_trained
 from drafthead.drafters.batch import PackedBatch
-from drafthead.drafters.recompute import give_back
+from drafthead.drafters.recompute import trim_heap
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance, empty_acceptance, last_response, match_text, replay
 from drafthead.drafters.trained import RUN
@@ -71,7 +71,7 @@ def train(recipe: Recipe) -> Path:
         return recipe.run_dir
     try:
         if first and recipe.states.spool_shards and not locks.holds(recipe.states_dir("train"), PROGRESS_LOCK):
-            locks.hold(recipe.states_dir("train"), PROGRESS_LOCK)
+            locks.acquire(recipe.states_dir("train"), PROGRESS_LOCK)
         trainer = Trainer(recipe, inputs)
     except BaseException:
         artifacts.unclaim(recipe.run_dir)  # also of a later rank, which may have claimed it again
@@ -87,7 +87,7 @@ def train(recipe: Recipe) -> Path:
     if trainer.main:
         state = trainer.state
         counts = {**asdict(state), "total_steps": trainer.total_steps, "train_seconds": log.seconds()}
-        locks.let_go(recipe.states_dir("train"), PROGRESS_LOCK)  # first: a finished run is not looked at again
+        locks.release(recipe.states_dir("train"), PROGRESS_LOCK)  # first: a finished run is not looked at again
         artifacts.finish(recipe.run_dir, counts)
         best, last = state.best_acceptance_length, state.acceptance_length
         logger.info(
@@ -118,12 +118,12 @@ class LossModule(nn.Module):
         """Loss over the scored rows of a batch.
 
         Args:
-            batch: T tokens.
-            target: frozen tensors.
+            batch: packed batch of T tokens.
+            target: frozen tensors of the target.
             scale: (K,) weight of one row's loss at each draft position, normalisation included.
         """
         rows = self.draft.head_rows(batch, target.embeddings, len(scale))
-        give_back(rows.states)  # what the steps freed, before the loss needs buffers
+        trim_heap(rows.states)  # what the steps freed, before the loss needs buffers
         normed, lse, served = target.normed(batch.last_hidden), batch.lse, rows
         if (T := self.temperature) != 1:
             lse = target.lse_at(T, normed, lse) if self.reads_mass else lse
@@ -135,7 +135,7 @@ class LossModule(nn.Module):
         else:
             weight, ids = self.draft.head_weight, target.target_ids
             scored = rejection_loss(served, weight, teacher, scale, self.objective, batch, ids)
-        give_back(rows.states)
+        trim_heap(rows.states)
         # No objective shows every lse that is not finite, and some lose it in a minimum; these sums end the run.
         scored = scored._replace(position_sums=scored.position_sums + 0 * batch.lse.sum())
         own_loss, confidence = rows.own_loss, self.draft.confidence(rows)
@@ -153,27 +153,27 @@ class Trainer:
     """A run: everything its steps touch, restored from the newest whole checkpoint.
 
     Attributes:
-        recipe, inputs, drafter, config: what is trained on what, and how.
-        accelerator, engine, optimizer: accelerate's, DeepSpeed's and the wrapped torch optimiser.
+        recipe, inputs, drafter, config: recipe, data, drafter and train section of the run.
+        accelerator, engine, optimizer: accelerate's accelerator, DeepSpeed's engine, the wrapped torch optimiser.
         main: whether this is the rank that writes.
-        shape, vocabulary, target: of the head, d2t and t2d, frozen tensors.
-        dtype: what is computed in; weights and their update are float32 beside it.
+        shape, vocabulary, target: shape of the head, its draft vocabulary, frozen tensors of the target.
+        dtype: type that is computed in; weights and their update are float32.
         stream: packed micro batches of all epochs.
         replayed, looping: the validation documents that acceptance is predicted on, and whether all of them loop.
-        state: where training stands.
+        state: training state after the last step.
     """
 
     def __init__(self, recipe: Recipe, inputs: Inputs):
         self.recipe, self.inputs, self.config = recipe, inputs, recipe.train
         self.drafter = drafter_of(recipe.head)
         config = self.config
-        found = survey(
+        token_survey = survey(
             inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, self.drafter,
             read_categories(recipe.responses_dir("train")), config.epochs if self.drafter.draws else 1,
         )  # fmt: skip
-        found.check_mask_token(recipe.head)
+        token_survey.check_mask_token(recipe.head)
         pieces = load_pieces(recipe.target_path, recipe.target.revision)
-        draft = self._new_head(found, pieces)
+        draft = self._new_head(token_survey, pieces)
         module = LossModule(draft, config.objective, stops_at_rejection(recipe), config.temperature)
         self.accelerator = build_accelerator(config, module, str(recipe.run_dir))
         self.main, self.device = self.accelerator.is_main_process, self.accelerator.device
@@ -181,7 +181,12 @@ class Trainer:
         check_ranks({**inputs.identity, "draft vocabulary": artifacts.digest(self.vocabulary.d2t.tolist())})
         self.engine, self.optimizer = self.accelerator.prepare(module, build_optimizer(config, draft))
         self.stream = plan_stream(
-            inputs.train, found.windows, config.tokens_per_batch, config.seed, config.epochs, config.batches_per_step
+            inputs.train,
+            token_survey.windows,
+            config.tokens_per_batch,
+            config.seed,
+            config.epochs,
+            config.batches_per_step,
         )
         self.total_steps = len(self.stream) // config.batches_per_step
         if self.total_steps == 0:
@@ -198,7 +203,7 @@ class Trainer:
         self.state = checkpoint.restore(recipe.run_dir, config, self.accelerator, self.engine, self.vocabulary)
         if config.tracker != "none":
             start_tracker(self.accelerator, recipe)  # the first that writes: a recipe that is refused leaves no run
-        self._describe(found)
+        self._describe(token_survey)
 
     def fit(self, log: MetricsLog) -> None:
         """Take the remaining optimiser steps."""
@@ -311,9 +316,11 @@ class Trainer:
             batch = replace(batch, scored=batch.scored[:num_drafts]).to(self.device, self.dtype)
             scored = module(batch, self.target, nothing)
             drafts = scored.predictions.view(batch.scored.shape)
-            found = replayed(drafts, self.target.target_ids, batch, num_drafts, self.recipe.eval.max_tokens)
+            rounds_of_batch = replayed(drafts, self.target.target_ids, batch, num_drafts, self.recipe.eval.max_tokens)
             first_step = float(scored.position_sums[0]), int(batch.scored[0].sum())
-            sums += torch.tensor([*first_step, found.drafts, *found.accepted_per_position], dtype=torch.float64)
+            sums += torch.tensor(
+                [*first_step, rounds_of_batch.drafts, *rounds_of_batch.accepted_per_position], dtype=torch.float64
+            )
         loss, counted, rounds, *accepted = accelerator.reduce(sums.to(self.device), "sum").cpu().tolist()
         if not math.isfinite(loss):
             what = f"the validation that follows step {self.state.step} has loss {loss / counted}"
@@ -346,11 +353,11 @@ class Trainer:
         weights = checkpoint.consolidated(self.accelerator, self.engine)
         return {**weights, "d2t": self.vocabulary.d2t, "t2d": self.vocabulary.t2d}
 
-    def _new_head(self, found: Survey, pieces: Any) -> DraftModule:
+    def _new_head(self, token_survey: Survey, pieces: Any) -> DraftModule:
         """The head at step 0: made from its target, or with the weights of `train.init_from`."""
         recipe, inputs, config = self.recipe, self.inputs, self.config
         weights = inputs.start.weights() if inputs.start else {}
-        self.vocabulary = draft_vocabulary(recipe, found, weights.get("t2d"))
+        self.vocabulary = draft_vocabulary(recipe, token_survey, weights.get("t2d"))
         head = recipe.head.sized(len(self.vocabulary.d2t))
         self.shape = draft_shape(head, inputs.spec, recipe.target.aux_layer_ids)
         if inputs.start:
@@ -366,19 +373,20 @@ class Trainer:
         draft.recompute = config.gradient_checkpointing
         return draft
 
-    def _describe(self, found: Survey) -> None:
+    def _describe(self, token_survey: Survey) -> None:
         train, validation, per_step = self.inputs.train, self.inputs.validation, self.config.batches_per_step
         logger.info(
             f"{self.total_steps} steps of {per_step} packed batches ({len(self.stream) % per_step} fill no step); "
-            f"{len(train)} sequences in {sum(not w.draw for w in found.windows)} windows ({found.silent} without a "
-            f"position to learn from); draft vocabulary {len(self.vocabulary.d2t)} of {self.inputs.spec.vocab_size} "
-            f"covers {coverage(found.generated, self.vocabulary):.2%} of generated tokens; loss "
+            f"{len(train)} sequences in {sum(not w.draw for w in token_survey.windows)} windows "
+            f"({token_survey.num_without_loss} without a position to learn from); "
+            f"draft vocabulary {len(self.vocabulary.d2t)} of {self.inputs.spec.vocab_size} "
+            f"covers {coverage(token_survey.generated, self.vocabulary):.2%} of generated tokens; loss "
             f"{'up to the first rejected draft' if stops_at_rejection(self.recipe) else 'on all draft positions'}; "
             "acceptance is predicted on "
             f"{len(self.replayed)} of {len(validation)} validation responses (the others loop or are empty), the first "
             f"{self.recipe.eval.max_tokens} tokens of each"
         )
-        for category, counts in sorted(found.by_category.items()):
+        for category, counts in sorted(token_survey.by_category.items()):
             logger.info(f"  {category:<20} {coverage(counts, self.vocabulary):.2%} of {int(counts.sum()):,}")
 
 
@@ -421,10 +429,10 @@ def replayed(
         target_ids: (D,) target id of every draft id.
         batch: T = 0 texts of the target, each continued past its stop.
         num_drafts: draft positions that are replayed.
-        max_tokens: of a response; None: all.
+        max_tokens: longest response; None: no limit.
     """
     matches = match_text(drafts, target_ids, batch.row_ids)[:num_drafts].cpu()
-    generated, found = batch.loss_mask.cpu(), empty_acceptance(num_drafts)
+    generated, acceptance = batch.loss_mask.cpu(), empty_acceptance(num_drafts)
     for a, b in pairwise(batch.layout.cu_rows.tolist()):
-        found += replay(matches[:, a:b], generated[a:b], max_tokens)
-    return found
+        acceptance += replay(matches[:, a:b], generated[a:b], max_tokens)
+    return acceptance

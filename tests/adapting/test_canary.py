@@ -32,19 +32,19 @@ def test_a_better_candidate_is_promoted_and_an_equal_or_worse_one_is_not(paired)
 def test_a_gain_over_all_does_not_pay_for_a_loss_on_one_workload():
     served = answered(("code", 100, 0.4), ("chat", 40, 0.7), seed=0)
     worse_on_chat = answered(("code", 100, 0.7), ("chat", 40, 0.5), seed=0)
-    verdict = decide(served, worse_on_chat, 0.3)
-    assert not verdict.promoted
-    assert "chat" in verdict.why
+    decision = decide(served, worse_on_chat, 0.3)
+    assert not decision.promoted
+    assert "chat" in decision.why
     assert decide(served, answered(("code", 100, 0.7), ("chat", 40, 0.7), seed=0), 0.3).promoted
     assert decide(served, worse_on_chat, 5.0).promoted  # the bound is what refused it
 
 
 def test_small_workloads_are_judged_together():
     served = answered(("code", 60, 0.4), ("a", 10, 0.7), ("b", 10, 0.7), seed=0)
-    verdict = decide(served, answered(("code", 60, 0.7), ("a", 10, 0.3), ("b", 10, 0.3), seed=0), 0.3)
-    assert not verdict.promoted
-    assert "others" in verdict.gains
-    assert "a" not in verdict.gains
+    decision = decide(served, answered(("code", 60, 0.7), ("a", 10, 0.3), ("b", 10, 0.3), seed=0), 0.3)
+    assert not decision.promoted
+    assert "others" in decision.gains
+    assert "a" not in decision.gains
 
 
 def test_a_workload_of_one_prompt_has_no_figures():

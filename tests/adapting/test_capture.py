@@ -112,21 +112,21 @@ def recorder(tmp_path, **settings) -> Recorder:
 
 
 @pytest.mark.parametrize(
-    ("consent", "said", "kept"),
+    ("consent", "answer", "is_captured"),
     [("asked", None, 0), ("asked", True, 1), ("asked", False, 0), ("given", None, 1), ("given", False, 0)],
 )
-def test_tokens_are_captured_with_consent_only_and_every_request_is_counted(tmp_path, consent, said, kept):
-    sent = answered(recorder(tmp_path, consent=consent), Client("code", said), [[7, 8, 9]], delta=False)
+def test_tokens_are_captured_with_consent_only_and_every_request_is_counted(tmp_path, consent, answer, is_captured):
+    sent = answered(recorder(tmp_path, consent=consent), Client("code", answer), [[7, 8, 9]], delta=False)
     assert sent[-1].outputs[0].spec_decode_metrics is None  # the client sees what it would see without us
     (count,) = Log(tmp_path / "counts").read()
     assert (count["drafts"], count["proposed"], count["accepted"]) == (3, 9, 5)
     assert (count["workload"], count["head"], count["prompt_tokens"]) == ("code", "head-a", 2)
     assert "prompt_ids" not in count
-    found = Log(tmp_path / "captured").read()
-    assert len(found) == kept
+    captured = Log(tmp_path / "captured").read()
+    assert len(captured) == is_captured
     assert all(
         list(r["prompt_ids"]) == SECRET and list(r["response_ids"]) == [7, 8, 9] and r["steps"] == [2, 0, 3]
-        for r in found
+        for r in captured
     )
 
 

@@ -28,8 +28,8 @@ def test_a_steady_month_raises_at_most_one_false_alarm():
 def test_a_fall_is_seen_within_some_dozens_of_requests():
     drafts, accepted = columns(requests(200, 0.58))
     chart = make_chart(drafts, accepted, 300_000)
-    found = [chart.alarm(*columns(requests(2000, 0.45, seed=seed))) for seed in range(1, 20)]
-    assert np.median([seen for seen, _ in found]) < 100
+    alarms_at = [chart.alarm(*columns(requests(2000, 0.45, seed=seed))) for seed in range(1, 20)]
+    assert np.median([seen for seen, _ in alarms_at]) < 100
     assert chart.alarm(*columns(requests(2000, 0.62, seed=3))) is None
 
 

@@ -16,7 +16,7 @@ from drafthead.adapting.history import write_history
 from drafthead.adapting.loop import SERVED, Head, Loop, in_memory, run_loop
 from drafthead.artifacts import begin, finish
 from drafthead.config import load_recipe
-from drafthead.config.evaluation import OWN
+from drafthead.config.evaluation import HEAD
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS, write_rows
 from tests.adapting.records import captured, requests, write
 from tests.recipes import tiny_recipe
@@ -30,10 +30,10 @@ def loop(tmp_path, monkeypatch):
     recipe = tiny_recipe(tmp_path).changed("adapt", min_tokens=7000)
     begin(recipe.head_dir, "head", {"target": {}})
     finish(recipe.head_dir, {})
-    found = Loop.opened(recipe, [])
-    found.state.reference_from = found.served.since = NOW
-    found.save()
-    return found
+    opened = Loop.opened(recipe, [])
+    opened.state.reference_from = opened.served.since = NOW
+    opened.save()
+    return opened
 
 
 def reopened(loop: Loop) -> Loop:
@@ -51,7 +51,7 @@ def answered(loop: Loop, count: int, rate: float, start: float, workload: str = 
 def test_steady_traffic_changes_nothing_and_is_compared_with_one_reference(loop, monkeypatch):
     """Its charts are made once, and older records are forgotten."""
     made = []
-    monkeypatch.setattr(drift, "charts_of", lambda *given, make=drift.charts_of: made.append(1) or make(*given))
+    monkeypatch.setattr(drift, "charts_of", lambda *arguments, make=drift.charts_of: made.append(1) or make(*arguments))
     loop.state.alarmed = NOW - 100  # of the drift before
     for start in (NOW - 100, NOW, NOW + 200):
         answered(loop, 100, 0.6, start)
@@ -153,13 +153,13 @@ def test_a_roll_back_during_a_training_is_not_undone(loop, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("trial_requests", "needed", "served", "candidate", "wanted"),
+    ("trial_requests", "needed", "served", "candidate", "expected"),
     [
         (100, 100, 0.45, 0.6, ("tiny-adapt-1", "watch", True, "in service")),
         (1, 16, 0.6, 0.45, ("tiny", "collect", False, "refused")),  # fewer decide nothing
     ],
 )
-def test_real_requests_decide_after_the_replay(loop, trial_requests, needed, served, candidate, wanted):
+def test_real_requests_decide_after_the_replay(loop, trial_requests, needed, served, candidate, expected):
     state = loop.state
     loop.recipe = loop.recipe.changed("adapt", trial_requests=trial_requests)
     state.phase, state.cycle, state.attempt, state.reference_from = "trial", 1, 1, NOW + 2000
@@ -170,7 +170,7 @@ def test_real_requests_decide_after_the_replay(loop, trial_requests, needed, ser
     assert (loop.served.name, state.phase) == ("tiny", "trial")
     write(folder(loop.recipe) / "counts", rows[:1])
     loop.step()
-    assert (loop.served.name, state.phase, state.probation, state.history[-1]["event"]) == wanted
+    assert (loop.served.name, state.phase, state.probation, state.history[-1]["event"]) == expected
 
 
 def test_a_trial_of_responses_longer_than_its_turns_has_longer_ones_and_ends_with_the_head_in_service(loop):
@@ -190,10 +190,10 @@ def test_a_trial_of_responses_longer_than_its_turns_has_longer_ones_and_ends_wit
     assert (reopened(loop).state.turn_s, state.phase) == (30.0, "trial")
     assert state.reference_from > start
     state.reference_from = time.time() - 31
-    assert loop.in_turn() == "tiny-adapt-1"
+    assert loop.head_to_serve() == "tiny-adapt-1"
 
 
-@pytest.mark.parametrize("looping", [SERVED, OWN])
+@pytest.mark.parametrize("looping", [SERVED, HEAD])
 def test_prompts_whose_response_loops_on_either_side_are_not_compared(loop, monkeypatch, looping):
     """Where it does not, the candidate gains; where it does, it loses far more."""
     loop.state.phase, loop.state.cycle = "compare", 1
@@ -202,7 +202,7 @@ def test_prompts_whose_response_loops_on_either_side_are_not_compared(loop, monk
         dict.fromkeys(ACCEPTANCE_COLUMNS, 0)
         | {"method": method, "prompt_id": str(i), "category": "chat", "drafts": 20, "accepted": accepted + i % 3}
         | {"repeated": 0.8 * (i < 20 and method == looping)}
-        for method, one, other in ((SERVED, 59, 20), (OWN, 5, 30))
+        for method, one, other in ((SERVED, 59, 20), (HEAD, 5, 30))
         for i, accepted in enumerate([one] * 20 + [other] * 20)
     ]
     write_rows(pd.DataFrame(rows), results / "method-all.parquet")
@@ -236,9 +236,9 @@ def test_a_candidate_whose_copies_memory_has_lost_is_trained_anew(loop):
     copies = loop.candidate.prompts_dir.parent
     in_memory(copies)
     assert copies.stat().st_mode & 0o777 == 0o700
-    loop._begin_again()
+    loop._restart_cycle()
     assert (loop.state.phase, loop.state.cycle) == ("compare", 1)
     shutil.rmtree(copies.resolve())
-    loop._begin_again()
+    loop._restart_cycle()
     assert (loop.state.phase, loop.state.cycle) == ("train", 2)
     assert not copies.is_symlink()

@@ -19,8 +19,8 @@ STEPS = ("--steps", "5", "--every", "2", "--threads", "1")
 
 
 def run_benchmark(output, *arguments: str):
-    given = ("benchmarks/time_to_acceptance.py", f"output_dir={output}", *SMALL, "train.epochs=2", *arguments)
-    return run_python(*given, PYTHONPATH=os.fspath(REPO_ROOT), PIP_NO_INDEX="1")
+    command = ("benchmarks/time_to_acceptance.py", f"output_dir={output}", *SMALL, "train.epochs=2", *arguments)
+    return run_python(*command, PYTHONPATH=os.fspath(REPO_ROOT), PIP_NO_INDEX="1")
 
 
 @pytest.mark.slow

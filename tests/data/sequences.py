@@ -40,10 +40,10 @@ def as_harvested(full: StateSequence, first: int | None = None) -> StateSequence
     return dataclasses.replace(full, **rows)
 
 
-def assert_same(found: StateSequence, wanted: StateSequence):
-    assert found.id == wanted.id
+def assert_same(actual: StateSequence, expected: StateSequence):
+    assert actual.id == expected.id
     for name in ("input_ids", "loss_mask", *TEACHER_ROWS):
-        torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=0, atol=0)
-    assert found.aux.keys() == wanted.aux.keys()
-    for layer_id, rows in wanted.aux.items():
-        torch.testing.assert_close(found.aux[layer_id], rows, rtol=0, atol=0)
+        torch.testing.assert_close(getattr(actual, name), getattr(expected, name), rtol=0, atol=0)
+    assert actual.aux.keys() == expected.aux.keys()
+    for layer_id, rows in expected.aux.items():
+        torch.testing.assert_close(actual.aux[layer_id], rows, rtol=0, atol=0)

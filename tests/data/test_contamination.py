@@ -20,9 +20,9 @@ def test_thirteen_words_are_an_overlap_and_twelve_are_none():
     thirteen = text("t13", "well then " + " ".join(words[:13]) + " and so on")
     twelve = text("t12", "well then " + " ".join(words[:12]) + " and so on")
     held = text("h", QUESTION, "bench")
-    (found,) = find_overlaps([twelve, thirteen], [held])
-    assert (found.train, found.heldout, found.runs) == (thirteen.prompt, held.prompt, 1)
-    assert found.words == " ".join(words[:13])
+    (overlap,) = find_overlaps([twelve, thirteen], [held])
+    assert (overlap.train, overlap.heldout, overlap.runs) == (thirteen.prompt, held.prompt, 1)
+    assert overlap.words == " ".join(words[:13])
 
 
 def test_case_punctuation_and_white_space_do_not_hide_it():
@@ -69,8 +69,8 @@ def by_hand(train: str, held: str) -> bool:
 @settings(max_examples=200)
 @given(st.lists(words, max_size=5), st.lists(words, max_size=5))
 def test_the_same_as_a_search_by_hand(train, held):
-    found = find_overlaps(
+    overlaps = find_overlaps(
         [text(f"t{i}", t) for i, t in enumerate(train)], [text(f"h{i}", h) for i, h in enumerate(held)]
     )
     expected = {f"t{i}" for i, t in enumerate(train) if any(by_hand(t, h) for h in held)}
-    assert {o.train.id for o in found} == expected
+    assert {o.train.id for o in overlaps} == expected

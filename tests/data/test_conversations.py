@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafthead.data.prompts import ROLES, Conversation, RowError, cut, parse_messages, token_ids
+from drafthead.data.prompts import ROLES, Conversation, RowError, parse_messages, split_turns, token_ids
 
 
 def chat(*pairs: tuple[str, str]) -> tuple[dict, ...]:
@@ -33,10 +33,10 @@ AS_TEXT = [{"type": "function", "function": {"name": "f", "arguments": '{"city":
         ),
         *(
             (
-                [*USER, {"role": "assistant", "content": "a", **given}],
-                (*USER, {"role": "assistant", "content": "a", **kept}),
+                [*USER, {"role": "assistant", "content": "a", **message}],
+                (*USER, {"role": "assistant", "content": "a", **normalised}),
             )
-            for given, kept in (
+            for message, normalised in (
                 ({"tool_calls": AS_TEXT}, {"tool_calls": CALL}),
                 ({"tool_calls": json.dumps(AS_TEXT)}, {"tool_calls": CALL}),
                 ({"function_call": AS_TEXT[0]["function"]}, {"tool_calls": CALL}),
@@ -123,22 +123,22 @@ def test_what_is_changed_is_listed_and_keys_that_nothing_reads_are_refused_by_na
 
 def test_the_first_the_last_or_all_questions_become_prompts():
     u1, a1, u2, a2 = messages = chat(("user", "1"), ("assistant", "2"), ("user", "3"), ("assistant", "4"))
-    assert cut(messages, "first") == [((u1,), a1)]
-    assert cut(messages, "last") == [((u1, a1, u2), a2)]
-    assert cut(messages, "all") == [((u1,), a1), ((u1, a1, u2), a2)]
-    assert cut(messages[:3], "last") == [((u1, a1, u2), None)]
+    assert split_turns(messages, "first") == [((u1,), a1)]
+    assert split_turns(messages, "last") == [((u1, a1, u2), a2)]
+    assert split_turns(messages, "all") == [((u1,), a1), ((u1, a1, u2), a2)]
+    assert split_turns(messages[:3], "last") == [((u1, a1, u2), None)]
     tool = {"role": "tool", "content": "1"}  # the target responds to a tool, too
-    assert cut((u1, a1, tool), "last") == [((u1, a1, tool), None)]
+    assert split_turns((u1, a1, tool), "last") == [((u1, a1, tool), None)]
     late = chat(("user", "1"), ("system", "2"))  # found by the property below
-    assert cut(late, "last") == [(late[:1], None)]
+    assert split_turns(late, "last") == [(late[:1], None)]
 
 
 def test_a_thought_is_kept_in_the_response_and_left_out_of_the_history():
     thoughtful = {"role": "assistant", "content": "a", "thinking": "t"}
-    (_, first), (history, _) = cut((*USER, thoughtful, *USER), "all")
+    (_, first), (history, _) = split_turns((*USER, thoughtful, *USER), "all")
     assert first == thoughtful
     unlearned = {"role": "assistant", "content": "a", "weight": 0, "finish_reason": "length"}
-    assert cut((*USER, unlearned, *USER), "all") == [
+    assert split_turns((*USER, unlearned, *USER), "all") == [
         (USER, unlearned),
         ((*USER, *chat(("assistant", "a")), *USER), None),
     ]
@@ -182,8 +182,8 @@ def test_anything_is_a_conversation_or_has_a_reason(rows):
         assert message["role"] in set(ROLES.values())
         message["content"].encode()
         assert message["content"].strip() or message.get("tool_calls")
-    cuts = cut(parsed, "all")
+    cuts = split_turns(parsed, "all")
     assert all(prompt[-1]["role"] in ("user", "tool") and parsed[: len(prompt)] == prompt for prompt, _ in cuts)
-    assert cuts[:1] == cut(parsed, "first")
-    assert cuts[-1:] == cut(parsed, "last")
+    assert cuts[:1] == split_turns(parsed, "first")
+    assert cuts[-1:] == split_turns(parsed, "last")
     assert cuts

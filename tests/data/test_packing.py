@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafthead.data.packing import Window, cut, pack, plan_epoch, whole, window_tokens
+from drafthead.data.packing import Window, pack, plan_epoch, split_windows, whole, window_tokens
 from tests.data.sequences import sequence, store_of
 from tests.drafters.small_draft import eagle3
 
@@ -29,9 +29,9 @@ def test_documents_are_laid_end_to_end_as_stored_and_cast_to_what_reading_gives(
     assert batch.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
     assert batch.input_ids.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
     assert batch.aux.dtype == (torch.float8_e4m3fn if number_format == "fp8" else torch.bfloat16)
-    wanted = torch.cat([torch.cat([store[i].aux[1], store[i].aux[3]], dim=-1) for i in (0, 1)])
+    expected = torch.cat([torch.cat([store[i].aux[1], store[i].aux[3]], dim=-1) for i in (0, 1)])
     for dtype in (torch.bfloat16, torch.float32):
-        torch.testing.assert_close(batch.cast(dtype).aux, wanted.to(dtype), rtol=0, atol=0)
+        torch.testing.assert_close(batch.cast(dtype).aux, expected.to(dtype), rtol=0, atol=0)
 
 
 def test_what_only_the_loss_reads_is_kept_for_the_loss_rows(tmp_path):
@@ -57,7 +57,7 @@ def test_a_window_keeps_its_true_positions_and_counts_its_own_rows(tmp_path):
 
 def test_a_short_document_is_one_window():
     mask = torch.tensor([0, 0, 0, 1, 1])
-    (window,) = cut(7, mask, budget=8, drafter=eagle3(2))
+    (window,) = split_windows(7, mask, budget=8, drafter=eagle3(2))
     assert window == whole(7, mask, eagle3(2))
     assert (window.document, window.start, window.stop, window.first_row, window.end_row) == (7, 0, 5, 1, 5)
     assert window.valid == (2, 1)
@@ -65,13 +65,13 @@ def test_a_short_document_is_one_window():
 
 def test_the_example_of_the_docstring():
     mask = (torch.arange(12) >= 6).long()
-    spans = [(w.start, w.stop, w.first_row, w.end_row) for w in cut(0, mask, budget=8, drafter=eagle3(1))]
+    spans = [(w.start, w.stop, w.first_row, w.end_row) for w in split_windows(0, mask, budget=8, drafter=eagle3(1))]
     assert spans == [(0, 9, 4, 7), (0, 12, 7, 10)]
 
 
 def test_a_window_takes_no_more_memory_than_a_budget_of_rows():
     """Rows 6.. of 40 tokens, three in a window, each as much as three tokens of context."""
-    windows = cut(0, torch.arange(40) >= 8, budget=8, drafter=eagle3(1))
+    windows = split_windows(0, torch.arange(40) >= 8, budget=8, drafter=eagle3(1))
     assert {w.end_row - w.first_row for w in windows[:-1]} == {3}
     assert [w.num_tokens for w in windows] == [min(w.stop, 8 + 2 * 5) for w in windows]
 
@@ -79,7 +79,7 @@ def test_a_window_takes_no_more_memory_than_a_budget_of_rows():
 @given(st.lists(st.booleans(), min_size=1, max_size=120), st.integers(10, 40), st.integers(1, 7))
 def test_every_valid_position_is_in_exactly_one_window(bits, budget, num_steps):
     mask = torch.tensor(bits)
-    windows = cut(0, mask, budget, eagle3(num_steps))
+    windows = split_windows(0, mask, budget, eagle3(num_steps))
     seen = torch.zeros(num_steps, len(mask), dtype=torch.long)
     for window in windows:
         assert window.num_tokens <= window_tokens(budget, (budget - num_steps - 1) // 2)
@@ -89,16 +89,16 @@ def test_every_valid_position_is_in_exactly_one_window(bits, budget, num_steps):
         rows = slice(window.first_row - window.start, window.end_row - window.start)
         assert tuple(inside[:, rows].sum(1).tolist()) == window.valid
         seen[:, window.first_row : window.end_row] += inside[:, rows].long()
-    wanted = eagle3(num_steps).loss_rows(mask).long()
-    assert (seen == wanted).all()
+    expected = eagle3(num_steps).loss_rows(mask).long()
+    assert (seen == expected).all()
 
 
 def test_a_budget_too_small_for_the_steps_is_refused():
     with pytest.raises(ValueError, match=r"train.tokens_per_batch 6 .* 7 or more"):
-        cut(0, torch.ones(30), 6, eagle3(4))
+        split_windows(0, torch.ones(30), 6, eagle3(4))
 
 
 def test_a_document_without_a_valid_position_has_no_window():
     """One token of prompt and one of answer: no draft starts before the first token."""
-    assert cut(0, torch.tensor([0, 1]), budget=8, drafter=eagle3(2)) == []
-    assert cut(0, torch.tensor([0, 0]), budget=8, drafter=eagle3(2)) == []
+    assert split_windows(0, torch.tensor([0, 1]), budget=8, drafter=eagle3(2)) == []
+    assert split_windows(0, torch.tensor([0, 0]), budget=8, drafter=eagle3(2)) == []

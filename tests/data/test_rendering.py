@@ -9,7 +9,7 @@ import pytest
 
 from drafthead.config import load_recipe
 from drafthead.data import rendering
-from drafthead.data.prompts import Prompt, cut, parse_messages, prompt_id
+from drafthead.data.prompts import Prompt, parse_messages, prompt_id, split_turns
 from drafthead.data.rendering import KeptResponses, ParsedResponse, Renderer, UnrenderableError, response_parser
 from drafthead.generation.prompts import make_prompts
 
@@ -27,7 +27,7 @@ def render(tokenizer):
 
 
 def prompt(*messages, **response) -> Prompt:
-    (messages, response), *_ = cut(parse_messages([*messages, {"role": "assistant", **response}]), "last")
+    (messages, response), *_ = split_turns(parse_messages([*messages, {"role": "assistant", **response}]), "last")
     return Prompt(prompt_id(messages), "local", "chat", messages, response=response)
 
 
@@ -81,13 +81,13 @@ def keep(tokenizer, stops, prompt, effort="low") -> tuple[str, str]:
     """Prompt and kept response as text."""
     render = Renderer(tokenizer)
     prompt_ids = render(prompt, effort)
-    kept = KeptResponses(render, tokenizer, stops)(prompt, prompt_ids, effort)
-    return tokenizer.decode(prompt_ids), tokenizer.decode(kept)
+    response_ids = KeptResponses(render, tokenizer, stops)(prompt, prompt_ids, effort)
+    return tokenizer.decode(prompt_ids), tokenizer.decode(response_ids)
 
 
 def test_the_response_is_what_the_target_would_have_generated(tokenizer):
-    given = prompt(USER, ASSISTANT, USER, content="Good day.", reasoning_content="Again?")
-    before, response = keep(tokenizer, {2, 8}, given)
+    conversation = prompt(USER, ASSISTANT, USER, content="Good day.", reasoning_content="Again?")
+    before, response = keep(tokenizer, {2, 8}, conversation)
     assert before.endswith("Hello, you.<|end|><|start|>user<|message|>Hi<|end|><|start|>assistant")
     assert "Reasoning: low" in before
     assert response == (
@@ -111,10 +111,10 @@ def test_a_thought_that_the_template_writes_is_generated_too(tokenizer):
 
 
 def test_a_thought_in_the_text_of_the_data_is_the_thought_of_the_response(tokenizer):
-    given = "<think>\nAgain?\n</think>\n\nGood day."
+    text = "<think>\nAgain?\n</think>\n\nGood day."
     thought = "{% if m.thinking %}<think>{{ m.thinking }}</think>\n\n{% endif %}{{ m.content }}"
-    chat = prompt(USER, content=given)
-    assert keep(with_template(tokenizer, CHATML.replace("{{ m.content }}", thought)), {6}, chat)[1] == f"{given}<|end|>"
+    chat = prompt(USER, content=text)
+    assert keep(with_template(tokenizer, CHATML.replace("{{ m.content }}", thought)), {6}, chat)[1] == f"{text}<|end|>"
     with pytest.raises(UnrenderableError) as caught:
         keep(with_template(tokenizer, CHATML), {6}, chat)  # which writes none
     assert caught.value.reason == rendering.ALTERED

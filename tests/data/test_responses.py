@@ -48,16 +48,16 @@ def test_tokens_of_several_parts_are_read_as_one(directory):
 def test_rows_of_parts_are_the_responses_with_ids_of_four_bytes(directory):
     assert read_responses(directory) == WANTED
     parts = read_parts(directory)
-    assert [[found.id for found in part] for part in parts.values()] == [["a", "b"], ["c", "d"], ["e"]]
+    assert [[row.id for row in part] for part in parts.values()] == [["a", "b"], ["c", "d"], ["e"]]
     rows = ResponseRows([piece for part in parts.values() for piece in part.pieces])
-    for found, given in zip(rows, WANTED, strict=True):
-        assert tokens_of(found) == tokens_of(given)
-        assert {ids.itemsize for ids in (found.prompt_ids, found.response_ids, found.continuation_ids)} == {4}
-        as_given = {name: list(getattr(found, name)) for name in ("prompt_ids", "response_ids", "continuation_ids")}
-        assert replace(found, text=given.text, **as_given) == given
+    for row, original in zip(rows, WANTED, strict=True):
+        assert tokens_of(row) == tokens_of(original)
+        assert {ids.itemsize for ids in (row.prompt_ids, row.response_ids, row.continuation_ids)} == {4}
+        as_given = {name: list(getattr(row, name)) for name in ("prompt_ids", "response_ids", "continuation_ids")}
+        assert replace(row, text=original.text, **as_given) == original
     for start, stop in itertools.combinations_with_replacement(range(7), 2):
-        assert [found.id for found in rows[start:stop]] == list("abcde"[start:stop])
-        assert [found.id for found in rows[1:][start:stop]] == list("bcde"[start:stop])
+        assert [row.id for row in rows[start:stop]] == list("abcde"[start:stop])
+        assert [row.id for row in rows[1:][start:stop]] == list("bcde"[start:stop])
     assert (len(rows[2:]), len(rows[2:2])) == (3, 0)
 
 

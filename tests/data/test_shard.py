@@ -49,35 +49,35 @@ def test_quantising_keeps_three_bits_and_the_scale_of_every_token():
     rows[7] = 0
     values, scale = quantise(rows)
     assert (values.dtype, scale.dtype, tuple(scale.shape)) == (FP8, torch.float32, (50,))
-    found = dequantise(values, scale)
-    assert found.dtype == torch.bfloat16
+    restored = dequantise(values, scale)
+    assert restored.dtype == torch.bfloat16
     largest = rows.float().abs().amax(-1, keepdim=True)
-    error = (found.float() - rows.float()).abs()
+    error = (restored.float() - rows.float()).abs()
     # Half a step of three mantissa bits, plus bf16's half step; entries below 2^-6 of 448 ths are subnormal.
     assert (error <= rows.float().abs() * (2**-4 + 2**-8) + largest * 2**-9 / 448).all()
-    assert (found[7] == 0).all()
+    assert (restored[7] == 0).all()
 
 
 def test_fp8_halves_the_aux_layers_and_leaves_the_teacher_rows(tmp_path):
-    wanted = [as_harvested(d) for d in long_prompts(30, 8)]
+    expected = [as_harvested(d) for d in long_prompts(30, 8)]
     path = shard_path(tmp_path, 0)
-    shard = written(path, *wanted, layers=3, number_format="fp8")  # aux layer 3 is the last boundary
+    shard = written(path, *expected, layers=3, number_format="fp8")  # aux layer 3 is the last boundary
     stored = load_file(path)
     assert stored["aux.1"].dtype == FP8
     assert stored["aux.1.scale"].shape == (38,)
     assert stored["last_hidden"].shape == (16 + 5, 4)
-    for i, given in enumerate(wanted):
-        rounded = {layer_id: dequantise(*quantise(rows)) for layer_id, rows in given.aux.items()}
-        assert_same(shard[i], dataclasses.replace(given, aux=rounded))
+    for i, original in enumerate(expected):
+        rounded = {layer_id: dequantise(*quantise(rows)) for layer_id, rows in original.aux.items()}
+        assert_same(shard[i], dataclasses.replace(original, aux=rounded))
 
 
 def test_sequences_come_back_with_their_teacher_rows(tmp_path):
     nothing_generated = sequence("prompt", 5)
     nothing_generated.loss_mask[:] = 0
-    wanted = [as_harvested(d) for d in (*long_prompts(9, 4, 20), nothing_generated)] + [sequence("all rows", 3)]
-    shard = written(shard_path(tmp_path, 0), *wanted)
-    for i, given in enumerate(wanted):
-        assert_same(shard[i], given)
+    expected = [as_harvested(d) for d in (*long_prompts(9, 4, 20), nothing_generated)] + [sequence("all rows", 3)]
+    shard = written(shard_path(tmp_path, 0), *expected)
+    for i, original in enumerate(expected):
+        assert_same(shard[i], original)
 
 
 def test_the_last_boundary_is_stored_once_when_it_is_an_aux_layer(tmp_path):

@@ -34,29 +34,29 @@ def harvester(spool: Spool, end: Connection) -> None:
 def test_harvesters_share_a_spool_and_a_killed_ones_claim_goes(tmp_path):
     """This process and two others, of which one is killed; four shards have room."""
     spool = Spool(tmp_path, capacity=4, num_shards=3, epochs=2)
-    others, fork = [], multiprocessing.get_context("fork")
+    harvesters, fork = [], multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
     try:
         for index in (0, 1):
-            others.append(fork.Process(target=harvester, args=(spool, sender), daemon=True))
-            others[-1].start()
+            harvesters.append(fork.Process(target=harvester, args=(spool, sender), daemon=True))
+            harvesters[-1].start()
             assert receiver.recv() == index
         assert spool.claim() == 2
         write(spool, 2)
         assert spool.claim({2}) == 3, "what has arrived and is still claimed counts once"
         assert spool.claim({2, 3}) is None  # no room
-        others[0].kill()
-        others[0].join()
+        harvesters[0].kill()
+        harvesters[0].join()
         assert spool.claim({2, 3}) == 0
         write(spool, 0, 2, 3)
         for index in (0, 2, 3):
-            spool.let_go(index)
+            spool.release_claim(index)
         assert spool.claim() is None  # the other one's is on its way
         spool.release(2)
         write(spool, 4, 5)
         assert spool.claim() == 6, "the other's is used up by now"
     finally:
-        for other in others:
+        for other in harvesters:
             other.kill()
             other.join()
 
@@ -154,8 +154,8 @@ def test_every_window_once_per_epoch_and_only_with_its_group(lengths, capacity, 
         {(s // states.spool.num_shards, s % states.spool.num_shards // group) for s in map(states.shard_of, docs)}
         for docs in ([w.document for w in batch] for batch in stream)
     ]
-    assert all(len(found) == 1 for found in groups), "a micro batch reads one group"
-    order = [found.pop() for found in groups]
+    assert all(len(batch_groups) == 1 for batch_groups in groups), "a micro batch reads one group"
+    order = [batch_groups.pop() for batch_groups in groups]
     assert order == sorted(order), "groups follow each other"
 
 
@@ -163,5 +163,5 @@ def test_one_group_of_everything_is_the_order_of_a_whole_store():
     windows = [whole(i, torch.ones(3 + i % 7), eagle3(2)) for i in range(50)]
     states = planned(50, capacity=10, size=10, epochs=2)
     stream = plan_stream(states, windows, 24, 5, 2)
-    wanted = [[w.document + e * 50 for w in batch] for e in range(2) for batch in plan_epoch(windows, 24, 5, e)]
-    assert [[w.document for w in batch] for batch in stream] == wanted
+    expected = [[w.document + e * 50 for w in batch] for e in range(2) for batch in plan_epoch(windows, 24, 5, e)]
+    assert [[w.document for w in batch] for batch in stream] == expected

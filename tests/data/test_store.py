@@ -26,12 +26,12 @@ def store(tmp_path) -> Path:
 
 
 def test_sequences_come_back_in_order_over_shards(tmp_path):
-    wanted = [sequence("a", 3), sequence("b", 7), sequence("c", 1), sequence("d", 2)]
-    write_shard(shard_path(tmp_path, 0), wanted[:3], num_target_layers=5)
-    write_shard(shard_path(tmp_path, 1), wanted[3:], num_target_layers=5)
+    sequences = [sequence("a", 3), sequence("b", 7), sequence("c", 1), sequence("d", 2)]
+    write_shard(shard_path(tmp_path, 0), sequences[:3], num_target_layers=5)
+    write_shard(shard_path(tmp_path, 1), sequences[3:], num_target_layers=5)
     store = StateStore(tmp_path)
     assert (len(store), store.ids, store.aux_layer_ids) == (4, list("abcd"), [1, 3])
-    for i, expected in enumerate(wanted):
+    for i, expected in enumerate(sequences):
         assert_same(store[i], expected)
     tokens, mask = store.tokens(1)
     assert tokens.tolist() == list(range(7))
@@ -51,9 +51,9 @@ def test_a_flipped_bit_a_lost_and_a_stray_shard_are_named(store):
     flip_bit(shard_path(store, 0))
     shard_path(store, 1).rename(shard_path(store, 2))
     problems = verify_store(store)
-    wanted = ("shard-00000", "shard-00001", "shard-00002", r"00000\S+: \w+ of .* b ")
+    patterns = ("shard-00000", "shard-00001", "shard-00002", r"00000\S+: \w+ of .* b ")
     assert len(problems) == 4
-    for problem, named in zip(problems, wanted, strict=True):
+    for problem, named in zip(problems, patterns, strict=True):
         assert re.search(named, problem)
 
 

@@ -50,8 +50,8 @@ class Command:
     """One command of a page.
 
     Attributes:
-        page, line: where it stands.
-        words: as the shell reads them, without synopsis brackets.
+        page, line: page and line of the command.
+        words: words of the command as the shell reads them, without synopsis brackets.
         needs: what a machine that runs tests lacks; empty: nothing.
     """
 
@@ -93,28 +93,28 @@ def commands_of(page: Path) -> list[Command]:
     """Of one page: those in blocks, and those between backticks."""
     text, name = page.read_text(encoding="utf-8"), str(page.relative_to(REPO_ROOT))
     whole = next((m.group(2) for m in _MARK.finditer(text) if m.group(1)), "")
-    found = []
+    commands = []
     for line, block, above in blocks_of(text):
         mark = _MARK.search(above)
         needs = mark.group(2) if mark else whole
-        found += [Command(name, line, words, own or needs) for words, own in _commands(block)]
+        commands += [Command(name, line, words, block_needs or needs) for words, block_needs in _commands(block)]
     for match in re.finditer(r"(?<!`)`((?:python|make|accelerate) [^`\n]+)`(?!`)", text):
         line = text[: match.start()].count("\n") + 1
         mark = _MARK.match(text[match.end() :].lstrip("). "))
-        found += [
+        commands += [
             Command(name, line, words, mark.group(2) if mark else whole) for words, _ in _commands(match.group(1))
         ]
-    return found
+    return commands
 
 
 def blocks_of(text: str) -> list[tuple[int, str, str]]:
     """(line number, block, the line right above it) of fenced and indented code."""
-    found = []
+    blocks = []
     for match in _BLOCK.finditer(text):
         block = match.group(1) or re.sub("^    ", "", match.group(2), flags=re.MULTILINE)
         before = text[: match.start()]
-        found.append((before.count("\n") + 1, block, (before.rstrip().splitlines() or [""])[-1]))
-    return found
+        blocks.append((before.count("\n") + 1, block, (before.rstrip().splitlines() or [""])[-1]))
+    return blocks
 
 
 def _commands(block: str) -> list[tuple[tuple[str, ...], str]]:
@@ -122,7 +122,7 @@ def _commands(block: str) -> list[tuple[tuple[str, ...], str]]:
     first = next((line for line in block.splitlines() if line.strip() and not line.startswith("#")), "")
     if first.split(" ")[0] not in PROGRAMS:
         return []
-    found = []
+    commands = []
     for line in re.sub(r"\s*\\\n\s*", " ", block).splitlines():
         line, _, comment = re.sub(r"(?:^|\s)#", "\0", line, count=1).partition("\0")
         needs = comment.strip().removeprefix("needs ") if comment.strip().startswith("needs ") else ""
@@ -130,5 +130,5 @@ def _commands(block: str) -> list[tuple[tuple[str, ...], str]]:
         for part in required.split("&&"):
             words = tuple(word for word in shlex.split(part) if word != "...")
             if words:
-                found.append((words, needs))
-    return found
+                commands.append((words, needs))
+    return commands

@@ -151,12 +151,12 @@ def _anchors(page: Path) -> set[str]:
 
 
 def _examples() -> list[tuple[str, dict]]:
-    found = []
+    examples = []
     for page in ALL_PAGES:
         blocks = (block for _, block, _ in blocks_of(page.read_text()) if re.match(r"\w+:", block))
         for part in (part for block in blocks for part in re.split(r"\n\n(?=\w+:)", block)):  # alternatives
-            found.append((page_name(page), yaml.safe_load(part)))
-    return found
+            examples.append((page_name(page), yaml.safe_load(part)))
+    return examples
 
 
 @pytest.mark.parametrize(("page", "example"), _examples(), ids=lambda value: value if isinstance(value, str) else "")

@@ -19,9 +19,9 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
 
 
-def assert_same(found, wanted) -> None:
+def assert_same(actual, expected) -> None:
     """To the rounding of float32 and of the type that a kernel returns."""
-    for ours, exact in zip(found, wanted, strict=True):
+    for ours, exact in zip(actual, expected, strict=True):
         assert ours.shape == exact.shape
         # No sum has more than 100 terms; the interpreter rounds bf16 towards zero.
         assert (ours.double() - exact).norm() <= rounded(ours.dtype, 100) * exact.norm(), ours.dtype
@@ -40,21 +40,21 @@ def gradients(function, *tensors):
 def test_rms_norm(monkeypatch, dtype, rows, size):
     monkeypatch.setattr(kernels, "_PROGRAMS", 4)
     states, weight = random(rows, size, dtype=dtype), random(size, dtype=dtype, seed=1)
-    wanted, grad = gradients(lambda x, w: recompute.rms_norm(x, w, 1e-5), states, weight)
+    expected, grad = gradients(lambda x, w: recompute.rms_norm(x, w, 1e-5), states, weight)
     out, scale = kernels.rms_norm(states, weight, 1e-5)
-    assert_same((out, *kernels.rms_norm_backward(grad, states, weight, scale, True)), wanted)
+    assert_same((out, *kernels.rms_norm_backward(grad, states, weight, scale, True)), expected)
     assert scale.shape == (rows, 1)
     without, alone = kernels.rms_norm_backward(grad, states, weight, scale, False)
     assert without is None
-    assert_same((alone,), wanted[2:])
+    assert_same((alone,), expected[2:])
 
 
 @HALF
 @pytest.mark.parametrize("shape", [(3, 40), (5, 2880)])
 def test_gated(dtype, shape):
     gate, up = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
-    wanted, grad = gradients(recompute.gated, gate, up)
-    assert_same((kernels.gated(gate, up), *kernels.gated_backward(grad, gate, up)), wanted)
+    expected, grad = gradients(recompute.gated, gate, up)
+    assert_same((kernels.gated(gate, up), *kernels.gated_backward(grad, gate, up)), expected)
 
 
 @HALF
@@ -64,9 +64,9 @@ def test_rotation(dtype, heads, dim):
     frequencies = 1 / 100 ** (torch.arange(0, dim, 2, device=DEVICE) / dim)
     angles = torch.arange(3, 9, device=DEVICE)[:, None] * torch.cat([frequencies, frequencies])
     cos, sin = 1.2 * angles.cos()[:, None], 1.2 * angles.sin()[:, None]
-    wanted, grad = gradients(lambda x: rotate(x, cos.double(), sin.double()), states)
-    found = kernels.rotate(states, cos, sin), kernels.rotate(grad, cos, sin, back=True)
-    assert_same(found, wanted)
+    expected, grad = gradients(lambda x: rotate(x, cos.double(), sin.double()), states)
+    rotated = kernels.rotate(states, cos, sin), kernels.rotate(grad, cos, sin, back=True)
+    assert_same(rotated, expected)
 
 
 @HALF
@@ -91,13 +91,13 @@ def test_merge(dtype, steps, sinks, heads, groups, dim):
     assert_same((out, lse), (exact_out, exact_lse.T))
     # The backward of the entries alone: that of the text is flash attention's, with the merged output and lse.
     wide_query, wide_grad, rounded = query.double(), grad_out.double(), exact_out.to(dtype).contiguous()
-    row, wanted_query, wanted = attention._grouped_dot(wide_grad, rounded.double()), block_out.double(), []
+    row, wanted_query, expected = attention._grouped_dot(wide_grad, rounded.double()), block_out.double(), []
     for key, value in zip(pairs[0::2], pairs[1::2], strict=True):
         probability = (attention._grouped_dot(wide_query, key.double()) * scale - exact_lse).exp()
         grad_score = probability * (attention._grouped_dot(wide_grad, value.double()) - row) * scale
         attention._add_scaled(wanted_query, grad_score, key.double())
-        wanted.append(attention._reduce(grad_score[..., None] * wide_query, groups))
-        wanted.append(attention._reduce(probability[..., None] * wide_grad, groups))
+        expected.append(attention._reduce(grad_score[..., None] * wide_query, groups))
+        expected.append(attention._reduce(probability[..., None] * wide_grad, groups))
     grad_query = block_out.clone()
-    found = kernels.merge_backward(grad_out, query, pairs, rounded, lse, grad_query, scale)
-    assert_same((grad_query, *found), (wanted_query, *wanted))
+    gradients_of_kernel = kernels.merge_backward(grad_out, query, pairs, rounded, lse, grad_query, scale)
+    assert_same((grad_query, *gradients_of_kernel), (wanted_query, *expected))

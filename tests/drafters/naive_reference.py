@@ -119,12 +119,12 @@ def assert_parity(model, ours, naive, lengths, num_positions, firsts=None) -> No
     """Packed documents have the states and gradients of each by itself; the gradients too where steps are recomputed.
 
     Args:
-        model: of both.
+        model: model that both decode with.
         ours: (model, aux, embeddings, positions, layout, K) -> (K, R, H) of the packed documents.
         naive: (model, aux, embeddings, position of token 0, K) -> (K, at most T, H) of one document.
-        lengths: of the documents.
-        num_positions: K.
-        firsts: their first rows with loss; None: all rows have it.
+        lengths: lengths of the documents.
+        num_positions: K, number of draft positions.
+        firsts: first rows with loss of the documents; None: all rows carry loss.
     """
     generator, total = torch.Generator().manual_seed(sum(lengths)), sum(lengths)
     aux = torch.randn(total, 8 * model.shape.num_aux_layers, generator=generator, dtype=torch.float64)
@@ -143,14 +143,14 @@ def assert_parity(model, ours, naive, lengths, num_positions, firsts=None) -> No
     ]
     # Rows behind a document's last root, which has no next token.
     padded = [pad(part, (0, 0, 0, n - part.shape[1])) for part, n in zip(parts, lengths, strict=True)]
-    wanted = torch.cat(padded, dim=1)[:, layout.rows]
-    weights = torch.randn(wanted.shape, generator=generator, dtype=torch.float64) * valid[..., None]
-    wanted_grads = torch.autograd.grad((wanted * weights).sum(), trained, materialize_grads=True)
+    expected = torch.cat(padded, dim=1)[:, layout.rows]
+    weights = torch.randn(expected.shape, generator=generator, dtype=torch.float64) * valid[..., None]
+    wanted_grads = torch.autograd.grad((expected * weights).sum(), trained, materialize_grads=True)
     grads = []
     for model.recompute in (False, True):
-        found = ours(model, aux, embeddings, positions, layout, num_positions)
-        torch.testing.assert_close(found[valid], wanted[valid], rtol=0, atol=1e-9)
-        grads.append(torch.autograd.grad((found * weights).sum(), trained, materialize_grads=True))
+        rows = ours(model, aux, embeddings, positions, layout, num_positions)
+        torch.testing.assert_close(rows[valid], expected[valid], rtol=0, atol=1e-9)
+        grads.append(torch.autograd.grad((rows * weights).sum(), trained, materialize_grads=True))
     for one, again, other in zip(*grads, wanted_grads, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
         torch.testing.assert_close(again, one, rtol=0, atol=1e-12)

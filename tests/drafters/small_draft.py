@@ -22,8 +22,8 @@ MASK = 19
 NUM_STEPS = 3
 
 
-def _float64(kind, num_layers=1, num_aux_layers=3, rope=YARN, **own):
-    head = parse_head({"type": kind, "draft_vocab_size": 11, "num_layers": num_layers, **SIZES, **own})
+def _float64(kind, num_layers=1, num_aux_layers=3, rope=YARN, **settings):
+    head = parse_head({"type": kind, "draft_vocab_size": 11, "num_layers": num_layers, **SIZES, **settings})
     torch.manual_seed(num_layers)
     model = drafter_of(head).MODULE(DraftShape(head, 8, 20, num_aux_layers, 1e-5, rope, 256)).double()
     with torch.no_grad():
@@ -46,9 +46,9 @@ def eagle3(num_steps: int) -> Eagle3:
     return Eagle3(small_model().shape.head.model_copy(update={"num_ttt_steps": num_steps}))
 
 
-def unrolled(model: DraftModel, *given) -> torch.Tensor:
+def unrolled(model: DraftModel, *arguments) -> torch.Tensor:
     """(K, R, H) as training computes them."""
-    return torch.stack(model.unroll(*given)[0])
+    return torch.stack(model.unroll(*arguments)[0])
 
 
 def packed(store, drafter, windows=None, **options) -> PackedBatch:

@@ -91,13 +91,15 @@ def test_forward_and_gradients_equal_dense(monkeypatch, num_steps, heads, rows, 
     ],
 )
 def test_sinks_take_their_share_and_learn_it(num_steps, window, device, dtype, tolerance):
-    found = []
+    outputs = []
     for attend, *where in ((attended, dtype, device), (dense_attention_reference, torch.float64, "cpu")):
         *problem, weights = random_problem(num_steps, (4, 2), [4, 1, 14, 1], [9, 1, 14, 3], 16, dtype, *where)
         sinks = torch.tensor([-2.0, 0.0, 1.5, 4.0], dtype=where[0], device=where[1], requires_grad=True)
         out = attend(*problem, window, sinks)
-        found.append([out, *torch.autograd.grad((out * weights).sum(), [problem[0], *problem[1], *problem[2], sinks])])
-    for one, reference in zip(*found, strict=True):
+        outputs.append(
+            [out, *torch.autograd.grad((out * weights).sum(), [problem[0], *problem[1], *problem[2], sinks])]
+        )
+    for one, reference in zip(*outputs, strict=True):
         assert one.dtype == dtype
         assert reference.norm() > 0.1
         assert (one.double().cpu() - reference).norm() <= tolerance * reference.norm()

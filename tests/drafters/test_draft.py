@@ -60,7 +60,12 @@ def test_errors_of_features_are_those_of_sequential_decoding(norm_output, firsts
     """A step's feature stands for that of the next token; only what is handed on learns from it."""
     model = small_model(num_layers=2, feature_weight=0.5, norm_output=norm_output)
     assert_parity(
-        model, lambda model, *given: torch.stack(model.unroll(*given)[1])[..., None], naive_errors, [8, 3, 5], 4, firsts
+        model,
+        lambda model, *arguments: torch.stack(model.unroll(*arguments)[1])[..., None],
+        naive_errors,
+        [8, 3, 5],
+        4,
+        firsts,
     )
 
 

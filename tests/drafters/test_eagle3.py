@@ -36,11 +36,11 @@ def test_nothing_outside_their_folders_names_a_drafter():
     """Data, store, harvest, training and export know drafters only by the interface."""
     package = REPO_ROOT / "drafthead"
     names = re.compile(r"eagle|midlayer|\bttt|_ttt|dflash|dspark|markov", re.IGNORECASE)
-    found = [
+    lines = [
         f"{path.relative_to(package)}:{number}: {line.strip()}"
         for path in sorted(package.rglob("*"))
         if path.suffix in (".py", ".jinja") and not str(path.relative_to(package)).startswith(EXEMPT)
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if names.search(NOT_OURS.sub("", line))
     ]
-    assert not found, "\n".join(found)
+    assert not lines, "\n".join(lines)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafthead.data.packing import cut, pack, plan_stream, whole
+from drafthead.data.packing import pack, plan_stream, split_windows, whole
 from drafthead.drafters import attention
 from drafthead.drafters.dflash.drafter import DFlash, DFlashModel
 from drafthead.drafters.peagle.drafter import PEagle
@@ -47,7 +47,7 @@ def naive_block(model: DFlashModel, aux: Tensor, block: list[Tensor], first_posi
 
 def naive_blocks(model, aux, embeddings, first_position, num_positions) -> Tensor:
     """(K, T - 1, H) from every root of one document."""
-    before = model.silent_slots
+    before = model.num_unscored_slots
     masks = [torch.full((8,), 0.5, dtype=torch.float64)] * (num_positions - 1 + before)
     blocks = [
         naive_block(model, aux[: t + 1], [embeddings[t + 1], *masks], first_position)[before:]
@@ -58,7 +58,7 @@ def naive_blocks(model, aux, embeddings, first_position, num_positions) -> Tenso
 
 def ours_blocks(model, aux, embeddings, positions, layout, num_positions) -> Tensor:
     known = torch.roll(embeddings[layout.rows], -1, 0)
-    masks = [torch.full_like(known, 0.5)] * (num_positions - 1 + model.silent_slots)
+    masks = [torch.full_like(known, 0.5)] * (num_positions - 1 + model.num_unscored_slots)
     return model.fill([known, *masks], aux, positions, layout)
 
 
@@ -108,12 +108,13 @@ def test_an_epoch_takes_the_windows_of_its_own_draw(tmp_path):
     drafter = DFlash(dflash_model().shape.head.model_copy(update={"anchor_share": 0.4, "num_draft_positions": 3}))
     documents = [sequence(f"d{n}", n, layers=(1,), hidden=8) for n in range(12, 20)]
     store = store_of(tmp_path, *documents)
-    found = survey(store, 20, 40, drafter, draws=2)
-    stream = plan_stream(store, found.windows, 40, 0, 5)
+    token_survey = survey(store, 20, 40, drafter, draws=2)
+    stream = plan_stream(store, token_survey.windows, 40, 0, 5)
     drawn = [(window.document, window.draw) for batch in stream for window in batch]
     assert sorted(drawn) == sorted((i, epoch % 2) for epoch in range(5) for i in range(8))
     scored = [
-        pack(store, [w for w in found.windows if w.draw == draw], drafter).scored.any(0).tolist() for draw in (0, 1)
+        pack(store, [w for w in token_survey.windows if w.draw == draw], drafter).scored.any(0).tolist()
+        for draw in (0, 1)
     ]
     assert scored[0] != scored[1]
 
@@ -139,20 +140,20 @@ def test_rows_without_loss_change_neither_loss_nor_gradient(build, first, num_la
         document.loss_mask[:] = torch.arange(len(document.loss_mask)) >= first
     documents[0].loss_mask[6:14] = 0  # what the user said next
     store = store_of(tmp_path, *documents)
-    windows = [window for i, d in enumerate(documents) for window in cut(i, d.loss_mask, 64, drafter, draw=2)]
+    windows = [window for i, d in enumerate(documents) for window in split_windows(i, d.loss_mask, 64, drafter, draw=2)]
     batch = packed(store, drafter, windows)
     assert batch.scored.sum(1).tolist() == torch.tensor([window.valid for window in windows]).sum(0).tolist()
     sizes, scale = (20, len(batch.argmax), 11), torch.tensor([1.0, 0.5, 0.25], dtype=torch.float64)
     embeddings, normed, target_rows = (torch.randn(n, 8, dtype=torch.float64) for n in sizes)
-    found, trained = [], [p for n, p in model.named_parameters() if "confidence" not in n and n != "lm_head.weight"]
+    gradients, trained = [], [p for n, p in model.named_parameters() if "confidence" not in n and n != "lm_head.weight"]
     chosen = drafter.computed_rows(batch.scored)
     for roots, model.recompute in (((), False), (chosen, True), (chosen, False)):
         rows = model.head_rows(batch.prepared(3, "cpu", roots), embeddings, 3)
         weight = model.head_weight.detach().requires_grad_()
         scored = head_loss(rows, weight, Teacher(normed, target_rows, batch.lse.double()), scale)
         grads = torch.autograd.grad(scored.loss, [weight, *trained], materialize_grads=True)
-        found.append((scored, grads, len(rows.states)))
-    (all_rows, all_grads, most), (_, recomputed_grads, _), (some, some_grads, computed) = found
+        gradients.append((scored, grads, len(rows.states)))
+    (all_rows, all_grads, most), (_, recomputed_grads, _), (some, some_grads, computed) = gradients
     assert computed == (3 * int(batch.scored.any(0).sum()) if drafter.whole_blocks else int(batch.scored.sum())) < most
     torch.testing.assert_close(some.loss, all_rows.loss, rtol=0, atol=1e-12)
     torch.testing.assert_close(some.position_sums, all_rows.position_sums, rtol=0, atol=1e-12)
@@ -169,7 +170,7 @@ def test_of_a_head_with_a_sliding_window_only_what_its_rows_depend_on_is_read(bu
     K = {"num_ttt_steps": 3} if build is small_model else {"num_draft_positions": 3}
     drafter = drafter_of(build(num_layers=num_layers, sliding_window=6, **K).shape.head)
     mask = torch.arange(40) >= 30
-    (window,) = cut(0, mask, 24, drafter)
+    (window,) = split_windows(0, mask, 24, drafter)
     assert window.start == whole(0, mask, drafter).start
     assert (window.start, window.stop, window.first_row) == (28 - 5 * num_layers, 40, 28)
 
@@ -185,12 +186,12 @@ def test_windows_of_a_long_document_give_its_whole_gradient(build, window, num_l
     document.input_ids[:] = document.input_ids % 20
     store = store_of(tmp_path, document)
     budget, rows = (100, 47) if window is None else (60, 60 - 5 - 5 * num_layers)
-    parts = cut(0, document.loss_mask, budget, drafter)
+    parts = split_windows(0, document.loss_mask, budget, drafter)
     assert [part.end_row - part.first_row for part in parts[:-1]] == [rows] * (len(parts) - 1)
     assert len(parts) > 3
     generator = torch.Generator().manual_seed(1)
     embeddings, weights = (torch.randn(n, 8, generator=generator, dtype=torch.float64) for n in (20, 800))
-    trained, found = [p for n, p in model.named_parameters() if "confidence" not in n and n != "lm_head.weight"], []
+    trained, gradients = [p for n, p in model.named_parameters() if "confidence" not in n and n != "lm_head.weight"], []
     for windows in ([whole(0, document.loss_mask, drafter)], parts):
         sums = [torch.zeros_like(parameter) for parameter in trained]
         for window in windows:
@@ -200,8 +201,8 @@ def test_windows_of_a_long_document_give_its_whole_gradient(build, window, num_l
             loss = (rows.states[:, :8] * weights[place.flatten() % 800])[batch.scored.flatten()].sum()
             grads = torch.autograd.grad(loss, trained, materialize_grads=True)
             sums = [total + grad for total, grad in zip(sums, grads, strict=True)]
-        found.append(sums)
-    for one, other in zip(*found, strict=True):
+        gradients.append(sums)
+    for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
 
 

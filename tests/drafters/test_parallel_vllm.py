@@ -22,18 +22,18 @@ def recipe(request, tmp_path):
 def test_what_vllm_would_read_otherwise_is_refused(recipe):
     """Layer ids of block drafters count blocks, one less than boundaries."""
     shape, config = shape_of(recipe), config_of(recipe)
-    own, changes = config.get("dflash_config"), [("ptd_token_id", 8, "9")]
-    if own:
+    dflash, changes = config.get("dflash_config"), [("ptd_token_id", 8, "9")]
+    if dflash:
         changes = [("mask_token_id", 8, "9"), ("target_layer_ids", [2, 4, 6], r"\[1, 3, 5\]")]
-        changes += [(key, not own[key], str(own[key])) for key in ("causal", "attention_sink_bias")]
-    for key, value, wanted in changes:
-        changed = {**config, "dflash_config": {**own, key: value}} if own else {**config, key: value}
-        with pytest.raises(ValueError, match=rf"{key}: found .*, wanted {wanted}"):
+        changes += [(key, not dflash[key], str(dflash[key])) for key in ("causal", "attention_sink_bias")]
+    for key, value, expected in changes:
+        changed = {**config, "dflash_config": {**dflash, key: value}} if dflash else {**config, key: value}
+        with pytest.raises(ValueError, match=rf"{key}: found .*, wanted {expected}"):
             check_config(changed, shape, LAYERS, recipe.engine.max_model_len)
 
 
 @pytest.mark.parametrize(
-    ("changes", "own", "window", "causal"),
+    ("changes", "dflash", "window", "causal"),
     [
         ({"layer_types": None}, {}, None, False),
         ({}, {}, 32, True),  # layers with a window are causal where nothing is said of it
@@ -43,7 +43,7 @@ def test_what_vllm_would_read_otherwise_is_refused(recipe):
         ({"is_causal": False}, {"causal": True, "swa_window_size": 16}, 16, False),
     ],
 )
-def test_a_public_dflash_heads_window_is_read_as_vllm_reads_it(tmp_path, changes, own, window, causal):
+def test_a_public_dflash_heads_window_is_read_as_vllm_reads_it(tmp_path, changes, dflash, window, causal):
     from transformers import Qwen3Config
 
     recipe = recipe_at(
@@ -51,7 +51,7 @@ def test_a_public_dflash_heads_window_is_read_as_vllm_reads_it(tmp_path, changes
     )
     config = config_of(recipe)
     block = {key: value for key, value in config["dflash_config"].items() if key != "causal"}
-    config = {**config, **changes, "dflash_config": {**block, **own}}
+    config = {**config, **changes, "dflash_config": {**block, **dflash}}
     served = drafter_of(recipe.head).vllm.served_values(config)
     assert (served["sliding_window"], served["dflash_config.causal"]) == (window, causal)
     import_vllm()
@@ -68,9 +68,11 @@ def test_what_a_head_multiplies_or_rotates_otherwise_is_refused(recipe):
     shape, config, positions = shape_of(recipe), config_of(recipe), recipe.engine.max_model_len
     with pytest.raises(ValueError, match=r"logit_scale=0\.5, supported is 1\.0.*eval\.methods"):
         check_config({**config, "logit_scale": 0.5}, shape, LAYERS, positions)
-    if own := config.get("dflash_config"):
+    if dflash := config.get("dflash_config"):
         with pytest.raises(ValueError, match=r"attention_value_scale=0\.5"):
-            check_config({**config, "dflash_config": {**own, "attention_value_scale": 0.5}}, shape, LAYERS, positions)
+            check_config(
+                {**config, "dflash_config": {**dflash, "attention_value_scale": 0.5}}, shape, LAYERS, positions
+            )
         with pytest.raises(ValueError, match="is_neox_style=False"):
             check_config({**config, "is_neox_style": False}, shape, LAYERS, positions)
 

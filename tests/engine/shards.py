@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
-from drafthead.engine.shard_writer import ShardWriter, Text
+from drafthead.engine.shard_writer import SequenceSpec, ShardWriter
 from drafthead.target.pieces import TargetHead, TargetPieces
 
 
-def as_texts(shard: int, texts: list[list[int]]) -> list[Text]:
-    """Of a shard: two tokens of each, in the middle, are learned."""
+def sequence_specs(shard: int, texts: list[list[int]]) -> list[SequenceSpec]:
+    """Sequences of a shard with these token ids; two tokens in the middle of each are learned."""
     return [
-        (f"{shard}-{i}", text, bytes([0] * (len(text) // 2) + [1, 1] + [0] * len(text))[: len(text)])
+        SequenceSpec(f"{shard}-{i}", text, bytes([0] * (len(text) // 2) + [1, 1] + [0] * len(text))[: len(text)])
         for i, text in enumerate(texts)
     ]
 

@@ -20,16 +20,16 @@ def groups_with_a_draft(target, layers: int, heads: int, dim: int, window: int |
 
     full, windowed, target_heads, target_dim = target
     config = config_without_model(8192)
-    own = {"block_size": 16, "dtype": torch.bfloat16, "num_kv_heads": target_heads, "head_size": target_dim}
-    specs = {f"target.{i}": FullAttentionSpec(**own) for i in range(full)}
-    specs |= {f"target.w{i}": SlidingWindowSpec(**own, sliding_window=128) for i in range(windowed)}
-    drafts = own | {"num_kv_heads": heads, "head_size": dim}
+    layout = {"block_size": 16, "dtype": torch.bfloat16, "num_kv_heads": target_heads, "head_size": target_dim}
+    specs = {f"target.{i}": FullAttentionSpec(**layout) for i in range(full)}
+    specs |= {f"target.w{i}": SlidingWindowSpec(**layout, sliding_window=128) for i in range(windowed)}
+    drafts = layout | {"num_kv_heads": heads, "head_size": dim}
     if window:
         specs |= {f"draft.{i}": SlidingWindowSpec(**drafts, sliding_window=window) for i in range(layers)}
     else:
         specs |= {f"draft.{i}": FullAttentionSpec(**drafts) for i in range(layers)}
-    found = kv_cache_utils.get_kv_cache_groups(config, specs)
-    return sum(any(name.startswith("draft") for name in group.layer_names) for group in found)
+    groups = kv_cache_utils.get_kv_cache_groups(config, specs)
+    return sum(any(name.startswith("draft") for name in group.layer_names) for group in groups)
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -52,9 +52,9 @@ def test_one_group_is_asked_for_where_vllm_would_make_several(tmp_path, name, al
         if window:
             config |= {"layer_types": ["sliding_attention"] * layers, "sliding_window": window}
         (head / "config.json").write_text(json.dumps(config))
-        wanted = groups_with_a_draft(TARGETS[name], layers, heads, dim, window) > 1
-        assert needs_one_cache_group(recipe, str(head)) == wanted, layers
-        seen.add(wanted)
+        expected = groups_with_a_draft(TARGETS[name], layers, heads, dim, window) > 1
+        assert needs_one_cache_group(recipe, str(head)) == expected, layers
+        seen.add(expected)
     assert seen == {True, False}
 
 

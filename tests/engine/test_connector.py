@@ -9,10 +9,10 @@ import torch
 from drafthead.config import load_recipe
 from drafthead.data.shard import Shard, shard_path
 from drafthead.engine.generate import CapturingEngine, GenerationRequest, capture_options
-from drafthead.engine.shard_writer import Text
+from drafthead.engine.shard_writer import SequenceSpec
 from drafthead.target.pieces import TargetHead
 from drafthead.target.spec import TargetSpec, load_target_spec
-from tests.engine.shards import as_texts
+from tests.engine.shards import sequence_specs
 
 pytestmark = pytest.mark.slow
 
@@ -52,16 +52,16 @@ def harvested(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
     with offline_engine(RECIPE, max_num_batched_tokens=BUDGET, **capture_options(RECIPE, spec)) as llm:
         engine = CapturingEngine(llm)
 
-        def harvest(path: Path, members: list[Text]) -> None:
-            engine.generate([GenerationRequest(ids, 1, 0.0, None, keep=name) for name, ids, _ in members[::-1]])
+        def harvest(path: Path, members: list[SequenceSpec]) -> None:
+            engine.generate([GenerationRequest(s.token_ids, 1, 0.0, None, keep=s.id) for s in members[::-1]])
             engine.store([(path, members)])
 
         for i, members in enumerate(texts):
-            harvest(shard_path(directory, i), as_texts(i, members))
+            harvest(shard_path(directory, i), sequence_specs(i, members))
         engine.finish()
         (cached,) = (m.value for m in llm.get_metrics() if m.name == "vllm:prefix_cache_hits")
         (directory / "file").write_text("not a directory")
-        harvest(directory / "file" / "shard", as_texts(0, [[20, 21, 22]]))
+        harvest(directory / "file" / "shard", sequence_specs(0, [[20, 21, 22]]))
         with pytest.raises(ValueError, match="could not be written.*file"):
             engine.finish()
     shards = [Shard(shard_path(directory, i)) for i in range(2)]
@@ -89,8 +89,8 @@ def test_every_boundary_equals_transformers(harvested: Harvest, reference: torch
             assert sequence.aux[8].dtype == torch.float32
             expected = capture(reference, text, BOUNDARIES)  # (T, C, H)
             for boundary in BOUNDARIES:
-                found, wanted = sequence.aux[boundary], expected[:, boundary]
-                torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3 * wanted.abs().max().item())
+                stored, reference = sequence.aux[boundary], expected[:, boundary]
+                torch.testing.assert_close(stored, reference, rtol=1e-3, atol=1e-3 * reference.abs().max().item())
 
 
 @torch.no_grad()

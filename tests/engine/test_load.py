@@ -28,8 +28,8 @@ def _received(chunks: list[bytes], status: int = 200, max_tokens: int | None = N
     """What is measured of a response that arrives in these pieces."""
 
     async def serve(request: web.Request) -> web.StreamResponse:
-        wanted = {"model": "m", "prompt": [1, 2], "max_tokens": max_tokens or 9}
-        assert await request.json() == wanted
+        expected_body = {"model": "m", "prompt": [1, 2], "max_tokens": max_tokens or 9}
+        assert await request.json() == expected_body
         response = web.StreamResponse(status=status)
         await response.prepare(request)
         for chunk in chunks:
@@ -140,8 +140,8 @@ def test_an_endpoint_below_a_path_is_measured_whatever_its_stream_looks_like(cha
     ],
 )
 def test_the_final_channel_begins_after_its_marker(pieces, index):
-    found = final_channel_s(pieces, [float(i) for i in range(len(pieces))])
-    assert math.isnan(found) if index is None else found == index
+    seconds = final_channel_s(pieces, [float(i) for i in range(len(pieces))])
+    assert math.isnan(seconds) if index is None else seconds == index
 
 
 def test_an_endpoint_that_does_not_answer_or_lists_no_models_is_named():

@@ -34,8 +34,8 @@ def test_achieved_concurrency_is_how_many_were_in_flight():
 def test_a_request_that_failed_is_in_no_figure_of_speed():
     good = [_times(start, 0.5, [0.5], 4) for start in (0, 1)]
     timed_out = RequestTimes("p", "TimeoutError", 0, 0, 1.0, 0.0, [], 60.0, "")
-    found = LoadResult([*good, timed_out], []).summary(LoadConfig(concurrency=1))
-    assert (found["failed"], found["duration_s"], found["output_tokens_per_s"]) == (1, 2, 4)
+    summary = LoadResult([*good, timed_out], []).summary(LoadConfig(concurrency=1))
+    assert (summary["failed"], summary["duration_s"], summary["output_tokens_per_s"]) == (1, 2, 4)
 
 
 def _reached(load: LoadConfig, requests: list[RequestTimes], achieved: float, running: float, waiting: float) -> bool:

@@ -123,24 +123,24 @@ def _check_a_load_of_six(server: Server) -> None:
 
 def _check_as_endpoint(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same server as if somebody else had started it."""
-    given = {"name": "theirs", "url": server.base_url + "/", "model": server.model, "api_key_env": "THEIR_KEY"}
+    endpoint = {"name": "theirs", "url": server.base_url + "/", "model": server.model, "api_key_env": "THEIR_KEY"}
     with pytest.raises(ServerError, match="THEIR_KEY"):
-        endpoint_server(EndpointConfig(**given))
+        endpoint_server(EndpointConfig(**endpoint))
     monkeypatch.setenv("THEIR_KEY", server.api_key)
-    theirs = endpoint_server(EndpointConfig(**given))
+    theirs = endpoint_server(EndpointConfig(**endpoint))
     warm_up(theirs, PROMPTS[:1], max_tokens=2)
     assert theirs.metrics()["vllm:generation_tokens"] > 0
     with pytest.raises(ServerError, match="other"):
-        endpoint_server(EndpointConfig(**given | {"model": "other"}))
+        endpoint_server(EndpointConfig(**endpoint | {"model": "other"}))
     with pytest.raises(ServerError, match="401"):
-        endpoint_server(EndpointConfig(**{k: v for k, v in given.items() if k != "api_key_env"}))
+        endpoint_server(EndpointConfig(**{k: v for k, v in endpoint.items() if k != "api_key_env"}))
 
 
 @pytest.mark.parametrize("status", [200, 302, 404])
 def test_an_endpoint_that_does_not_tell_its_metrics_has_none(status):
     with replying(lambda: 'vllm:generation_tokens_total{engine="0"} 7.0', status=status) as url:
-        found = Server(url, "theirs", "key").metrics()
-    assert found == ({"vllm:generation_tokens": 7.0} if status == 200 else {})
+        metrics = Server(url, "theirs", "key").metrics()
+    assert metrics == ({"vllm:generation_tokens": 7.0} if status == 200 else {})
 
 
 def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(tmp_path, monkeypatch):

@@ -88,8 +88,8 @@ def test_a_head_in_either_layout_is_served_with_the_flags_that_it_needs(tmp_path
     recipe = recipe_at(tmp_path / "second", *deep, f"export.format={layout}")
     import_head(recipe, str(export_head(first, serve_check=False)))
     directory = str(export_head(recipe, serve_check=False))
-    given = {"model": directory} if layout == "speculators" else {"speculative_config": {"model": directory}}
-    assert engine_arguments(recipe, **given)["disable_hybrid_kv_cache_manager"]
+    arguments = {"model": directory} if layout == "speculators" else {"speculative_config": {"model": directory}}
+    assert engine_arguments(recipe, **arguments)["disable_hybrid_kv_cache_manager"]
     assert "--disable-hybrid-kv-cache-manager" in write_card(recipe).read_text()
 
 

@@ -34,9 +34,9 @@ def test_export_is_whole_checked_and_done_once(recipe, tmp_path, caplog):
     parameters = [tensor for tensor in masters.values() if tensor.is_floating_point()]
     assert manifest["counts"]["parameters"] == sum(tensor.numel() for tensor in parameters)
     for name, tensor in written.items():
-        wanted = masters[name].bfloat16() if masters[name].is_floating_point() else masters[name]
-        assert tensor.dtype == wanted.dtype
-        assert torch.equal(tensor, wanted)  # rounded once, from float32
+        expected = masters[name].bfloat16() if masters[name].is_floating_point() else masters[name]
+        assert tensor.dtype == expected.dtype
+        assert torch.equal(tensor, expected)  # rounded once, from float32
     nested = config_of(recipe_at(tmp_path, "export.format=speculators"))["transformer_layer_config"]
     for config in (read_json(directory / "config.json"), nested):
         for key in ("rope_parameters", "max_position_embeddings"):

@@ -120,9 +120,9 @@ def test_every_layout_gives_the_weights_that_went_in(tmp_path, layout):
         with pytest.raises(ValueError, match=r"\[1, 3, 4\] .* \[2, 4, 5\].*--layer-ids-are blocks"):
             import_head(recipe, str(source))
     run = import_head(recipe, str(source), layer_ids_are=blocks)
-    found, wanted = load_file(run / CHECKPOINT / "model.safetensors"), bf16(weights)
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name].to(found[name].dtype)) for name in wanted)
+    imported, expected = load_file(run / CHECKPOINT / "model.safetensors"), bf16(weights)
+    assert imported.keys() == expected.keys()
+    assert all(torch.equal(imported[name], expected[name].to(imported[name].dtype)) for name in expected)
     assert not verify_files(run / CHECKPOINT)
     assert read_json(run / "identity.json")["aux_layer_ids"] == list(recipe.target.aux_layer_ids)
     assert import_head(recipe, str(source), layer_ids_are=blocks) == run
@@ -158,27 +158,27 @@ def with_what_vllm_passes_over(tensors: dict[str, Tensor], _pieces: TargetPieces
 def test_the_same_head_written_otherwise_is_the_same_head(public, written, caplog):
     recipe, source = public
     file = source / "model.safetensors"
-    wanted = load_file(file)
-    tensors = dict(wanted)
+    expected = load_file(file)
+    tensors = dict(expected)
     written(tensors, load_pieces(recipe.target_path))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
-    found = load_file(import_head(recipe, str(source)) / CHECKPOINT / "model.safetensors")
-    assert found.keys() == wanted.keys()
+    imported = load_file(import_head(recipe, str(source)) / CHECKPOINT / "model.safetensors")
+    assert imported.keys() == expected.keys()
     if written is float16_of_bf16:
-        wanted = {name: t.half() if t.is_floating_point() else t for name, t in wanted.items()}
-    assert all(torch.equal(found[name], wanted[name].to(found[name].dtype)) for name in wanted)
+        expected = {name: t.half() if t.is_floating_point() else t for name, t in expected.items()}
+    assert all(torch.equal(imported[name], expected[name].to(imported[name].dtype)) for name in expected)
     assert ("holds ids" in caplog.text) == written.__name__.startswith("as_ids")
 
 
 def test_rows_of_every_map_follow_the_order_of_the_vocabulary(tmp_path):
     recipe = recipe_at(tmp_path, "head.type=dspark", *BLOCKS)
     source = write_random_head(recipe)
-    wanted = load_file(source / "model.safetensors")
-    tensors = dict(wanted)
+    expected = load_file(source / "model.safetensors")
+    tensors = dict(expected)
     by_frequency(tensors, load_pieces(recipe.target_path))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, source / "model.safetensors")
-    found = load_file(import_head(recipe, str(source)) / CHECKPOINT / "model.safetensors")
-    assert all(torch.equal(found[name], wanted[name].to(found[name].dtype)) for name in wanted)
+    imported = load_file(import_head(recipe, str(source)) / CHECKPOINT / "model.safetensors")
+    assert all(torch.equal(imported[name], expected[name].to(imported[name].dtype)) for name in expected)
 
 
 def test_an_embedding_is_the_targets_up_to_rounding_and_no_further(public):
@@ -216,9 +216,9 @@ def test_export_import_export_gives_equal_files_and_no_type_is_taken_for_another
     weights = random_weights(shape_of(first))
     write_run(first, weights)
     exported = export_head(first, serve_check=False)
-    found = load_file(import_head(second, str(exported)) / CHECKPOINT / "model.safetensors")
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[name].to(dtype), weights[name].to(dtype)) for name in weights)
+    imported = load_file(import_head(second, str(exported)) / CHECKPOINT / "model.safetensors")
+    assert imported.keys() == weights.keys()
+    assert all(torch.equal(imported[name].to(dtype), weights[name].to(dtype)) for name in weights)
     again = export_head(second, serve_check=False)
     for name in ("model.safetensors", "config.json"):
         assert (exported / name).read_bytes() == (again / name).read_bytes()
@@ -282,8 +282,8 @@ def test_of_a_head_on_the_hub_every_file_is_fetched(public, hub_cache, monkeypat
         return str(hub_cache)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
-    found = load_file(import_head(recipe, "someone/head") / CHECKPOINT / "model.safetensors")
-    assert torch.equal(found["fc.weight"], tensors["fc.weight"].float())
+    imported = load_file(import_head(recipe, "someone/head") / CHECKPOINT / "model.safetensors")
+    assert torch.equal(imported["fc.weight"], tensors["fc.weight"].float())
 
 
 def other_tensor(name, value):
@@ -323,7 +323,7 @@ def test_what_cannot_be_represented_is_refused(public, damage, message):
 def test_a_head_that_is_not_there_is_named_as_one(head, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_here("export/import_head.py", f"output_dir={tmp_path}", "--head", head) == 1
-    said = capsys.readouterr().err
-    assert head in said
-    assert "config.json" in said
-    assert "target" not in said
+    stderr = capsys.readouterr().err
+    assert head in stderr
+    assert "config.json" in stderr
+    assert "target" not in stderr

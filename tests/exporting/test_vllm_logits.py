@@ -143,9 +143,9 @@ def two_steps(vllm_config: Any, model: Any, aux: Tensor, embeddings: Tensor) -> 
     """Logits as the proposer makes them: over the verified tokens, then from the state that comes out.
 
     Args:
-        vllm_config: that the model was built with.
-        model: from `load`.
-        aux: (T, N * H).
+        vllm_config: configuration that the model was built with.
+        model: model from `load`.
+        aux: (T, N * H) aux hidden states.
         embeddings: (T + 1, H): entry t is read at position t.
 
     Returns:

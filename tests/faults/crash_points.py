@@ -71,9 +71,9 @@ class Subject:
 
     Attributes:
         needs: the stage before it; "" for none.
-        arguments: besides SMALL and what is smaller still.
-        copied: folders below data/NAME that it reads under a name of its own.
-        used_up: a folder that it reads and empties.
+        arguments: further arguments of the stage, besides SMALL.
+        copied: folders below data/NAME that the stage reads under another name.
+        used_up: folder that the stage reads and empties.
     """
 
     stage: Stage
@@ -202,8 +202,8 @@ class Zygote:
         code = 1
         signal.alarm(_HANGS_AFTER)
         subprocess.Popen = _Unharmed
-        start, wanted = vllm.LLM, []
-        vllm.LLM = lambda **options: (wanted.append(options), self._engines.get(repr(options)) or start(**options))[1]
+        start, expected = vllm.LLM, []
+        vllm.LLM = lambda **options: (expected.append(options), self._engines.get(repr(options)) or start(**options))[1]
         try:
             self._library.fault_trace(os.open(self._operations, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND))
             self._arm(self.root, at, fault)
@@ -214,7 +214,7 @@ class Zygote:
             found = self._library.fault_what().decode()
             self._arm(None, 0, 0)
             self._result.write_text(found)
-            self._wanted.write_bytes(pickle.dumps(wanted))
+            self._wanted.write_bytes(pickle.dumps(expected))
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
@@ -237,11 +237,11 @@ def try_stage(
     """Try the operations of a stage; returns what failed, and prints how many were tried.
 
     Args:
-        subject: the stage.
-        zygote: whose root has the inputs.
-        faults: their names.
-        sample: so many operations for each fault; None: all.
-        chooser: of the sample.
+        subject: stage that is tried.
+        zygote: zygote whose root has the inputs.
+        faults: names of the faults.
+        sample: number of operations tried for each fault; None: all.
+        chooser: random generator of the sample.
     """
     name = subject.stage.name
     subject.clear(zygote.root)
@@ -268,11 +268,11 @@ def _try_all(subject: Subject, zygote: Zygote, points: dict[str, list[int]]) -> 
     """Try operations by fault after an undisturbed run, in a process that ends with it, as the engines that it has."""
     code = 1
     try:
-        wanted, known, failures = subject.stage.payload(zygote.root), set(), {}
+        expected, known, failures = subject.stage.payload(zygote.root), set(), {}
         if subject.stage.name in _SAME_ENGINES:
             zygote.start_engines()
         for fault in points:
-            found = [_try(subject, zygote, fault, at, wanted, known) for at in points[fault]]
+            found = [_try(subject, zygote, fault, at, expected, known) for at in points[fault]]
             failures[fault] = [failure for failure in found if failure]
         zygote.report.write_text(json.dumps(failures))
         code = 0
@@ -283,7 +283,7 @@ def _try_all(subject: Subject, zygote: Zygote, points: dict[str, list[int]]) -> 
         os._exit(code)
 
 
-def _try(subject: Subject, zygote: Zygote, fault: str, at: int, wanted: dict[str, str], known: set[str]) -> str:
+def _try(subject: Subject, zygote: Zygote, fault: str, at: int, expected: dict[str, str], known: set[str]) -> str:
     """One operation; returns what is wrong, "" for nothing.
 
     `known` has digests of what the stage was resumed from without a problem; this one is added.
@@ -291,14 +291,14 @@ def _try(subject: Subject, zygote: Zygote, fault: str, at: int, wanted: dict[str
     stage, root, command = subject.stage, zygote.root, subject.run(zygote.root)
     subject.clear(root)
     code, output, _, what = zygote.run(command, at, FAULTS[fault])
-    problems = _after(fault, code, output, stage.payload(root, finished=False), wanted)
+    problems = _after(fault, code, output, stage.payload(root, finished=False), expected)
     if (left := _state(stage, root)) not in known:
         code, output, _, _ = zygote.run(command)
         if code:
             problems.append(f"the same command ended with {code}: {output[-600:]}")
         else:
             found = stage.payload(root)
-            if different := [n for n in {*found, *wanted} if found.get(n) != wanted.get(n)]:
+            if different := [n for n in {*found, *expected} if found.get(n) != expected.get(n)]:
                 problems.append(f"not as undisturbed: {sorted(different)}")
             if leftovers := stage.leftovers(root):
                 problems.append(f"left behind: {sorted(map(str, leftovers))}")
@@ -315,17 +315,17 @@ def _state(stage: Stage, root: Path) -> str:
     """A digest of everything that lies in a stage's folders, but for times and random names."""
     found = []
     for name in stage.names(root):
-        path, said = root / name, ""
+        path, text = root / name, ""
         if path.is_file() and path.name != LOCK:
             try:
-                said = content(path)
+                text = content(path)
             except Exception:  # it is half written
-                said = sha256_file(path)
-        found.append((_RANDOM.sub("", name), said))
+                text = sha256_file(path)
+        found.append((_RANDOM.sub("", name), text))
     return artifacts.digest([stage.name, *sorted(found)])
 
 
-def _after(fault: str, code: int, output: str, found: dict[str, str], wanted: dict[str, str]) -> list[str]:
+def _after(fault: str, code: int, output: str, found: dict[str, str], expected: dict[str, str]) -> list[str]:
     """What is wrong right after a kill or an error."""
     problems = [_GOES_ON] if _GOES_ON in output else []
     if fault == "kill" and code not in (-signal.SIGKILL, 0):
@@ -335,7 +335,7 @@ def _after(fault: str, code: int, output: str, found: dict[str, str], wanted: di
             problems.append(f"ended with {code}")
         if "Traceback" in output:
             problems.append(f"a traceback: {output[-1500:]}")
-    if different := [name for name in found if wanted.get(name, found[name]) != found[name]]:
+    if different := [name for name in found if expected.get(name, found[name]) != found[name]]:
         problems.append(f"half written: {sorted(different)}")
     return problems
 

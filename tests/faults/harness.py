@@ -37,10 +37,10 @@ class Undisturbed:
 
     Attributes:
         payload: digest of every file.
-        seconds: it took.
+        seconds: duration of the run.
         first_name: seconds until the first new name.
         names: new names in all, temporary ones included.
-        temporary: of them temporary.
+        temporary: number of temporary names among them.
     """
 
     payload: dict[str, str]
@@ -55,10 +55,10 @@ class Hit:
     """A kill.
 
     Attributes:
-        phase: when.
-        victim: who, in words.
-        seconds: from the start of the command to the kill.
-        names: that the stage had given by then.
+        phase: phase of the stage at the kill.
+        victim: process that was killed, in words.
+        seconds: time from the start of the command to the kill.
+        names: number of names that the stage had created by then.
     """
 
     phase: Phase
@@ -166,11 +166,11 @@ def _wait(watch: Watch, phase: Phase, usual: Undisturbed, chooser: random.Random
         return
     there = len(watch._known)
     if phase == "writing":
-        wanted = 1 + int(number * max(1, usual.temporary - there // 2))
-        watch.until(lambda: len(watch.temporary) >= wanted, alive)
+        expected = 1 + int(number * max(1, usual.temporary - there // 2))
+        watch.until(lambda: len(watch.temporary) >= expected, alive)
         return
-    wanted = int(number * max(1, usual.names - there))
-    watch.until(lambda: len(watch.new) > wanted, alive)
+    expected = int(number * max(1, usual.names - there))
+    watch.until(lambda: len(watch.new) > expected, alive)
     gap = (usual.seconds - usual.first_name) / max(1, usual.names)
     due = time.monotonic() + share * gap
     watch.until(lambda: time.monotonic() >= due, alive)

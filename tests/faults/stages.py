@@ -24,12 +24,12 @@ class Stage:
     """One stage.
 
     Attributes:
-        name: for the table.
-        script: below the checkout.
-        writes: folders below output_dir.
+        name: name in the table.
+        script: path of the script below the checkout.
+        writes: folders below output_dir that the stage writes.
         deep: whether everything below the folders is the stage's; otherwise the files directly in them.
         ranks: processes of accelerate's launcher; 0: the script is started by itself.
-        more: overrides that are its own.
+        more: further overrides of the stage.
     """
 
     name: str
@@ -108,9 +108,9 @@ def progress(stage: Stage, root: Path, whole: dict[str, str]) -> str:
     """How far a stage is, for the table.
 
     Args:
-        stage: of which.
-        root: output_dir.
-        whole: the undisturbed run's payload.
+        stage: stage that was killed.
+        root: output_dir of the run.
+        whole: payload of the undisturbed run.
     """
     if not stage.ranks:
         return f"{len(stage.payload(root, finished=False))} of {len(whole)} files"

@@ -41,20 +41,20 @@ def test_text_never_becomes_a_control_token(parts, role):
     ids = RENDER(prompt, "low")
     plain = RENDER(Prompt("p", "s", "c", ({"role": role, "content": "y"}, asked)), "low")
     assert [i for i in ids if i in CONTROL] == [i for i in plain if i in CONTROL]
-    wanted = TOKENIZER.apply_chat_template(
+    expected = TOKENIZER.apply_chat_template(
         list(messages), add_generation_prompt=True, reasoning_effort="low", tokenize=False
     )
-    assert TOKENIZER.decode(ids) == wanted
-    assert text.strip() in wanted
+    assert TOKENIZER.decode(ids) == expected
+    assert text.strip() in expected
 
 
 def keys_of(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    found = []
+    keys = []
     for name, field in model.model_fields.items():
-        found.append((*prefix, name))
+        keys.append((*prefix, name))
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found += keys_of(field.annotation, (*prefix, name))
-    return found
+            keys += keys_of(field.annotation, (*prefix, name))
+    return keys
 
 
 ODD = [

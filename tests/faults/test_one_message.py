@@ -171,8 +171,8 @@ def test_what_is_unusual_and_text_all_the_same_is_kept(tmp_path):
     arguments = prompts_of(tmp_path, lines(GOOD) + b"\n".join(map(line_of, texts)))
     assert run_here(PROMPTS, *arguments) == 0
     folder = load_recipe(overrides=arguments).prompts_dir
-    found = {p.messages[0]["content"] for split in ("train", "validation") for p in read_prompts(folder, split)}
-    assert set(texts) <= found
+    contents = {p.messages[0]["content"] for split in ("train", "validation") for p in read_prompts(folder, split)}
+    assert set(texts) <= contents
 
 
 # What a target can have that is another's or no one's, and the file that the message names.

@@ -47,11 +47,11 @@ def claim_for_target(recipe: Recipe, directory: Path, kind: str) -> None:
     artifacts.finish(directory, {})
 
 
-def both(recipe: Recipe, found: dict) -> list[str]:
+def both(recipe: Recipe, recorded: dict) -> list[str]:
     """The two targets as a message names them."""
     spec = load_target_spec(recipe.target_path)
-    assert spec.fingerprint != found["fingerprint"]
-    return [f"acme/tiny (fingerprint {fingerprint[:12]}" for fingerprint in (found["fingerprint"], spec.fingerprint)]
+    assert spec.fingerprint != recorded["fingerprint"]
+    return [f"acme/tiny (fingerprint {fingerprint[:12]}" for fingerprint in (recorded["fingerprint"], spec.fingerprint)]
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def moved(hub, tmp_path) -> tuple[Recipe, list[str]]:
     synthetic_stores(recipe, 4, 4)
     write_run(recipe)
     claim_for_target(recipe, recipe.head_dir, "head")
-    found = target_identity(recipe, load_target_spec(recipe.target_path))
+    identity = target_identity(recipe, load_target_spec(recipe.target_path))
     move_main(hub)
-    return recipe, both(recipe, found)
+    return recipe, both(recipe, identity)
 
 
 STAGES = {

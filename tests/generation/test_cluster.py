@@ -61,10 +61,10 @@ def lose_a_worker(script: str, overrides: list[str], files: Path, log: Path) -> 
     """Run a stage on a cluster with two engines and kill one that is at work once one of 12 files is written.
 
     Args:
-        script: of the stage.
-        overrides: of its recipe.
-        files: their directory, and the pattern of their names.
-        log: of the output of the stage, which is returned.
+        script: script of the stage.
+        overrides: overrides of the recipe.
+        files: directory of the output files, and the pattern of their names.
+        log: path for the output of the stage, which is returned.
     """
     command = (script, "--cluster", "--workers", "2", *overrides)
     with log.open("w") as file:
@@ -154,14 +154,14 @@ class Dying:
         pass
 
 
-@pytest.mark.parametrize(("how", "said"), [("raises", "states are wrong"), ("dies", "Run the same command again")])
+@pytest.mark.parametrize(("how", "message"), [("raises", "states are wrong"), ("dies", "Run the same command again")])
 def test_what_ends_one_engine_of_this_machine_ends_the_stage_after_the_others(
-    tmp_path: Path, monkeypatch, caplog, how, said
+    tmp_path: Path, monkeypatch, caplog, how, message
 ):
     jobs, moved = [ShardJob(shard_path(tmp_path, index), []) for index in range(3)], tmp_path / "moved"
     monkeypatch.setattr(tqdm, "update", lambda bar, n: n and moved.touch())
     monkeypatch.setattr(running, "LOOK_EVERY", 0.2)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         running.run_on_node(running.Task(partial(nullcontext, Dying(how, moved)), 1, "testing", "seq"), jobs, workers=2)
     assert running.unwritten(jobs) == jobs[1:2], "the other engine has finished"
     assert "1 others go on" in caplog.text

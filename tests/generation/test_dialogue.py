@@ -47,7 +47,7 @@ def test_every_turn_follows_the_targets_own_responses(conversation, turn_by_turn
 
     rules: Any = SimpleNamespace(
         settings=settings(history="regenerated" if turn_by_turn else "given"),
-        seed=0, continuation=0, max_model_len=99, given=None, render=render,
+        seed=0, continuation=0, max_model_len=99, data_responses=None, render=render,
         read=lambda ids: ParsedResponse(f"A{len(asked)}", thinking="never seen again"),
         tokenizer=SimpleNamespace(decode=lambda ids, skip_special_tokens: "A"),
     )  # fmt: skip

@@ -78,18 +78,24 @@ def test_prompts_that_are_learned_have_teacher_rows_and_nothing_else_differs(sto
     stage.harvest(learning)
     texts = ResponseTokens(learning.responses_dir("train"), learning.states.learned_share("train"))
     for split, mask_of_prompts in (("train", LEARNED_PROMPT), ("validation", 0)):
-        plain, found = (StateStore(r.states_dir(split)) for r in (recipe, learning))
+        plain, store_learning_prompts = (StateStore(r.states_dir(split)) for r in (recipe, learning))
         for i in range(len(plain)):
             prompts = plain[i].first_teacher_row + 1
             unread = prompts - round(share * prompts)  # at their beginning
             mask = [0] * unread + [mask_of_prompts] * (prompts - unread) + plain[i].loss_mask[prompts:].tolist()
-            assert found[i].loss_mask.tolist() == mask
-            assert found[i].first_teacher_row == (max(unread - 1, 0) if split == "train" else prompts - 1)
-            assert all(torch.equal(found[i].aux[layer], rows) for layer, rows in plain[i].aux.items())
+            assert store_learning_prompts[i].loss_mask.tolist() == mask
+            assert store_learning_prompts[i].first_teacher_row == (
+                max(unread - 1, 0) if split == "train" else prompts - 1
+            )
+            assert all(torch.equal(store_learning_prompts[i].aux[layer], rows) for layer, rows in plain[i].aux.items())
             for name in ("last_hidden", "argmax", "lse"):
-                assert torch.equal(getattr(found[i], name)[-len(plain[i].lse) :], getattr(plain[i], name)), name
+                assert torch.equal(
+                    getattr(store_learning_prompts[i], name)[-len(plain[i].lse) :], getattr(plain[i], name)
+                ), name
             if split == "train":  # what training reads while the states are still being harvested
-                assert [part.tolist() for part in texts.tokens(i)] == [part.tolist() for part in found.tokens(i)]
+                assert [part.tolist() for part in texts.tokens(i)] == [
+                    part.tolist() for part in store_learning_prompts.tokens(i)
+                ]
         path = shard_path(learning.states_dir(split), 0)
         planned = states_bytes(learning, recipe_spec(learning), amount_of(learning, split, Assumed()), split)
         assert sum(p.stat().st_size for p in path.parent.glob("shard-*")) == pytest.approx(planned, rel=0.01)
@@ -120,13 +126,13 @@ def test_a_lost_shard_comes_back_byte_for_byte(stores, tmp_path: Path):
     recipe = copy_of(stores["transformers", "bf16"], tmp_path / "resumed")
     directory = recipe.states_dir("train")
     lost = directory / "shard-00001.safetensors"
-    before, kept = lost.read_bytes(), (directory / "shard-00000.safetensors").stat().st_mtime_ns
+    before, written_at = lost.read_bytes(), (directory / "shard-00000.safetensors").stat().st_mtime_ns
     lost.unlink()
     (directory / "manifest.json").unlink()
     half_written(directory / "shard-00001.safetensors")
     stage.harvest(recipe)
     assert lost.read_bytes() == before
-    assert (directory / "shard-00000.safetensors").stat().st_mtime_ns == kept
+    assert (directory / "shard-00000.safetensors").stat().st_mtime_ns == written_at
     assert not list(directory.glob(".*.tmp"))
     stage.harvest(recipe, run=never)  # complete: nothing to do
 
@@ -156,13 +162,13 @@ def test_fp8_rounds_the_aux_layers_and_nothing_else(stores, split):
 
 def differences(ours: StateStore, theirs: StateStore) -> torch.Tensor:
     """Of the states of two stores of the same text: |a - b| / |b|, (sequences, layers)."""
-    found = []
+    distances = []
     for i in range(len(ours)):
         left, right = ours[i], theirs[i]
         assert left.first_teacher_row == right.first_teacher_row > 0
         pairs = [(left.last_hidden, right.last_hidden), *((left.aux[t], right.aux[t]) for t in ours.aux_layer_ids)]
-        found.append([(a.float() - b.float()).norm() / b.float().norm() for a, b in pairs])
-    return torch.tensor(found)
+        distances.append([(a.float() - b.float()).norm() / b.float().norm() for a, b in pairs])
+    return torch.tensor(distances)
 
 
 @pytest.mark.parametrize("split", stage.SPLITS)
@@ -197,7 +203,7 @@ def test_a_second_harvester_of_a_spool_waits_for_the_validation_split_of_the_fir
     finished = directory.rename(tmp_path / "finished")
     monkeypatch.setattr(stage, "backend", never)
     monkeypatch.setattr(stage, "_harvest_online", lambda recipe, spec: None)
-    holding = f"from pathlib import Path; from drafthead.locks import hold; hold(Path({str(directory)!r}))"
+    holding = f"from pathlib import Path; from drafthead.locks import acquire; acquire(Path({str(directory)!r}))"
     holder = start("-c", f"{holding}; print(flush=True); input()", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with holder as first, ThreadPoolExecutor() as pool:
         first.stdout.readline()

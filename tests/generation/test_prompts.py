@@ -57,9 +57,9 @@ def test_duplicates_are_dropped_and_counted_and_held_out_wins(tmp_path: Path):
     recipe = whole(tmp_path, [{"prompt": text, "split": split} for text, split in texts])
     assert make_prompts(recipe)["counts"]["duplicates_dropped"] == 2
     splits = splits_of(recipe)
-    kept = {split: {p.messages[0]["content"].strip().lower() for p in splits[split]} for split in SPLITS}
-    assert kept["train"] | kept["validation"] == {"one", "two"}
-    assert kept["heldout"] == {"three"}
+    texts_by_split = {split: {p.messages[0]["content"].strip().lower() for p in splits[split]} for split in SPLITS}
+    assert texts_by_split["train"] | texts_by_split["validation"] == {"one", "two"}
+    assert texts_by_split["heldout"] == {"three"}
 
 
 @pytest.mark.parametrize(("history", "trained"), [("regenerated", 2), ("given", 3)])
@@ -99,10 +99,10 @@ def test_splits_are_disjoint_even_and_repeatable(tmp_path: Path):
 def test_validation_costs_training_few_documents_and_says_so(tmp_path: Path):
     """As SWE-bench's rows, whose documents are some dozen repositories."""
     rows = [{"prompt": f"issue {i} of {repo}", "repo": f"r{repo}"} for repo in range(20) for i in range(15)]
-    issues, others = write_rows(tmp_path / "a.jsonl", rows), questions(tmp_path, "b", 20)
+    issues, rows_of_b = write_rows(tmp_path / "a.jsonl", rows), questions(tmp_path, "b", 20)
     sources = (
         f"[{{name: a, path: {issues}, train: 300, heldout_share: 1.0e-9}}, "
-        f"{{name: b, path: {others}, heldout: 5, heldout_share: 0.9}}]"
+        f"{{name: b, path: {rows_of_b}, heldout: 5, heldout_share: 0.9}}]"
     )
     limits = ("prompts.max_train=null", "prompts.max_heldout=null", "prompts.validation=20")
     recipe = small_recipe(tmp_path, "prompts.path=null", f"prompts.sources={sources}", *limits)
@@ -118,11 +118,11 @@ def test_validation_leaves_half_of_a_rare_category_to_training(tmp_path: Path):
     path = write_rows(tmp_path / "a.jsonl", [{"prompt": f"{k} {i}", "category": k} for i, k in enumerate(kinds)])
     recipe = small_recipe(tmp_path, f"prompts.path={path}", "prompts.max_train=null", "prompts.validation=48")
     make_prompts(recipe)
-    found = {split: by(prompts, "category") for split, prompts in splits_of(recipe).items()}
-    rare = 10 - found["heldout"].get("rare", 0)
-    assert found["validation"]["rare"] == rare // 2
-    assert found["train"]["rare"] == rare - rare // 2
-    assert sum(found["validation"].values()) == 48
+    counts = {split: by(prompts, "category") for split, prompts in splits_of(recipe).items()}
+    rare = 10 - counts["heldout"].get("rare", 0)
+    assert counts["validation"]["rare"] == rare // 2
+    assert counts["train"]["rare"] == rare - rare // 2
+    assert sum(counts["validation"].values()) == 48
 
 
 def test_too_much_validation_and_a_folder_of_several_files_are_refused(tmp_path: Path):

@@ -53,26 +53,26 @@ def test_what_is_wrong_with_responses_is_counted_and_ends_conversations(tmp_path
     prompts = read_prompts(recipe.prompts_dir, "train")
     questions = sum(m["role"] == "user" for p in prompts for m in p.messages)
     with progress_bar(questions, "test", "it") as bar:
-        kept, ended = make_responses(SplitRules(recipe, "train", tokenizer), CutOff(), prompts, bar)
+        responses, ended = make_responses(SplitRules(recipe, "train", tokenizer), CutOff(), prompts, bar)
         assert bar.n == questions
     strict = SplitRules(recipe.changed("responses", drop=("truncated",)), "train", tokenizer)
     none, dropped = make_responses(strict, CutOff(), prompts, tqdm(disable=True))
-    assert all(r.flags == ["truncated"] and r.turn == 0 and r.finish_reason == "length" for r in kept)
+    assert all(r.flags == ["truncated"] and r.turn == 0 and r.finish_reason == "length" for r in responses)
     assert {entry.reason for entry in ended} == {ENDED + "cut off"}
-    assert len(kept) + sum(entry.turns for entry in ended) == questions
+    assert len(responses) + sum(entry.turns for entry in ended) == questions
     assert not none
-    assert [entry.id for entry in dropped if entry.flags] == [r.id for r in kept]
+    assert [entry.id for entry in dropped if entry.flags] == [r.id for r in responses]
 
     for split in stage.SPLITS:  # the last step of the stage, over parts that are there
         begin(recipe.responses_dir(split), KIND, {})
-        write_part(part_path(recipe.responses_dir(split), 0), kept, [*ended, *dropped])
+        write_part(part_path(recipe.responses_dir(split), 0), responses, [*ended, *dropped])
         stage.finish_split(recipe.responses_dir(split))
     stage.print_responses(recipe)
     output = capsys.readouterr().out
-    assert f"{2 * (questions - len(kept))}, {ENDED}cut off" in output
-    assert f"truncated: {len(kept)}" in output
+    assert f"{2 * (questions - len(responses))}, {ENDED}cut off" in output
+    assert f"truncated: {len(responses)}" in output
     counts = read_json(recipe.responses_dir("train") / "manifest.json")["counts"]
-    assert counts["flagged"]["truncated"] == {"kept": len(kept), "dropped": len(kept)}
+    assert counts["flagged"]["truncated"] == {"kept": len(responses), "dropped": len(responses)}
     write_part(part_path(tmp_path / "none", 0), [], dropped)
     with pytest.raises(ValueError, match="'dropped': 4"):
         stage.finish_split(tmp_path / "none")

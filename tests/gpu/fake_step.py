@@ -118,7 +118,7 @@ def measure(recipe: Recipe, lengths: list[int], prompts: list[int]) -> dict[str,
     # Chunks are cut by values: from the real masks.
     ahead = torch.stack([torch.roll(torch.arange(R), -1 - k) for k in range(K)])
     teacher, valid = torch.where(scored, ahead, -1).flatten(), tuple(scored.sum(1).tolist())
-    chunks = fused.cut(teacher, K, "cuda")
+    chunks = fused.chunk_rows(teacher, K, "cuda")
 
     with FakeTensorMode() as mode:
         host = partial(torch.empty, dtype=torch.bfloat16)

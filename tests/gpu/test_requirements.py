@@ -18,9 +18,9 @@ def pinned(name: str) -> dict[str, str]:
     return {package.lower(): version for package, version in pairs}
 
 
-@pytest.mark.parametrize("wanted", [*PROJECT["dependencies"], *EXTRAS["gpu"], *EXTRAS["cluster"], *EXTRAS["dev"]])
-def test_the_lock_satisfies_the_bounds(wanted):
-    requirement, lock = Requirement(wanted), pinned("gpu.txt")
+@pytest.mark.parametrize("expected", [*PROJECT["dependencies"], *EXTRAS["gpu"], *EXTRAS["cluster"], *EXTRAS["dev"]])
+def test_the_lock_satisfies_the_bounds(expected):
+    requirement, lock = Requirement(expected), pinned("gpu.txt")
     assert lock[requirement.name.lower()] in requirement.specifier
 
 
@@ -48,8 +48,8 @@ def test_training_on_a_machine_without_vllm_needs_what_the_documentation_names()
     theirs = {
         "torch", "transformers", "accelerate", "pyarrow", "safetensors", "numpy", "huggingface-hub", "tqdm", "jinja2",
     }  # fmt: skip
-    wanted = {Requirement(line).name.lower() for line in (*PROJECT["dependencies"], *EXTRAS["gpu"])}
-    missing = [name.replace("-", "_") for name in sorted(wanted - theirs - set(pinned("bare.txt")))]
+    expected = {Requirement(line).name.lower() for line in (*PROJECT["dependencies"], *EXTRAS["gpu"])}
+    missing = [name.replace("-", "_") for name in sorted(expected - theirs - set(pinned("bare.txt")))]
     assert {"scipy", "vllm"} <= set(missing)
     code = "import sys, runpy; sys.modules.update(dict.fromkeys(sys.argv[1:]))\n"
     code += "[runpy.run_path(script) for script in ('tools/gpu_bare.py', 'train/eagle3.py')]; import deepspeed\n"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from drafthead.losses import kernels, objectives
-from drafthead.losses.objectives import WRITTEN
+from drafthead.losses.objectives import ANALYTIC_OBJECTIVE
 from tests.rounding import rounding
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,13 +31,13 @@ def both_forms(size, grad_dtype, block):
     logits, target_logits, lse, met, scale = problem(size)
     exact = [tensor.double() for tensor in (logits, target_logits, lse)]
     exact_grad = torch.empty_like(exact[0])
-    exact_target = objectives.prepare_target(WRITTEN, exact[1], exact[2])
-    wanted = objectives.score_rows(WRITTEN, exact[0], exact_target, met, scale.double(), exact_grad)
+    exact_target = objectives.prepare_target(ANALYTIC_OBJECTIVE, exact[1], exact[2])
+    expected = objectives.score_rows(ANALYTIC_OBJECTIVE, exact[0], exact_target, met, scale.double(), exact_grad)
 
     grad = logits if grad_dtype == torch.float32 else torch.empty_like(logits, dtype=grad_dtype)
-    target = kernels.prepare_target(WRITTEN, target_logits, lse, block)
-    scored = kernels.score_rows(WRITTEN, logits, target, met, scale, grad, block)
-    return (*scored, grad), (*wanted, exact_grad)
+    target = kernels.prepare_target(ANALYTIC_OBJECTIVE, target_logits, lse, block)
+    scored = kernels.score_rows(ANALYTIC_OBJECTIVE, logits, target, met, scale, grad, block)
+    return (*scored, grad), (*expected, exact_grad)
 
 
 def assert_same(ours, exact):
@@ -63,20 +63,20 @@ def test_kernels_equal_the_pytorch_form(size, block, grad_dtype):
 
 def test_without_gradient_the_logits_stay():
     logits, target_logits, lse, met, scale = problem(40)
-    target = kernels.prepare_target(WRITTEN, target_logits, lse, 16)
+    target = kernels.prepare_target(ANALYTIC_OBJECTIVE, target_logits, lse, 16)
     before = logits.clone()
-    alone = kernels.score_rows(WRITTEN, logits, target, met, scale, None, 16)
+    alone = kernels.score_rows(ANALYTIC_OBJECTIVE, logits, target, met, scale, None, 16)
     assert (logits == before).all()
-    with_gradient = kernels.score_rows(WRITTEN, logits, target, met, scale, logits, 16)
+    with_gradient = kernels.score_rows(ANALYTIC_OBJECTIVE, logits, target, met, scale, logits, 16)
     assert (alone.loss == with_gradient.loss).all()
 
 
 def test_extreme_logits_stay_finite():
     logits = torch.tensor([[1e4, 0.0, -1e4]], device=DEVICE)
     target_logits = torch.tensor([[-1e4, 0.0, 1e4]], device=DEVICE)
-    target = kernels.prepare_target(WRITTEN, target_logits.clone(), target_logits.logsumexp(-1), 16)
+    target = kernels.prepare_target(ANALYTIC_OBJECTIVE, target_logits.clone(), target_logits.logsumexp(-1), 16)
     met, scale, grad = torch.zeros(1, dtype=torch.long, device=DEVICE), torch.ones(1, device=DEVICE), logits.clone()
-    scored = kernels.score_rows(WRITTEN, logits, target, met, scale, grad, 16)
+    scored = kernels.score_rows(ANALYTIC_OBJECTIVE, logits, target, met, scale, grad, 16)
     assert scored.loss.isfinite().all()
     assert grad.isfinite().all()
 
@@ -88,13 +88,13 @@ def test_a_logit_of_minus_infinity_never_trains_wrongly(masked):
     logits[:, masked] = target_logits[:, masked] = float("-inf")
     results = []
     for lowest in (float("-inf"), -1e4):
-        target = kernels.prepare_target(WRITTEN, target_logits.clamp(min=lowest), lse, 16)
+        target = kernels.prepare_target(ANALYTIC_OBJECTIVE, target_logits.clamp(min=lowest), lse, 16)
         grad = logits.clamp(min=lowest)
-        results.append((kernels.score_rows(WRITTEN, grad, target, met, scale, grad, 16).loss, grad))
-    (loss, grad), (wanted, wanted_grad) = results
+        results.append((kernels.score_rows(ANALYTIC_OBJECTIVE, grad, target, met, scale, grad, 16).loss, grad))
+    (loss, grad), (expected, wanted_grad) = results
     known, whole = loss.isfinite(), grad.isfinite().all(-1)
     nothing_first = masked == slice(0, 16)  # a first block without a logit: neither is finite
     assert not known.all()
     assert not known.any() if nothing_first else whole.all()
-    torch.testing.assert_close(loss[known], wanted[known])
+    torch.testing.assert_close(loss[known], expected[known])
     torch.testing.assert_close(grad[whole], wanted_grad[whole])

@@ -32,8 +32,8 @@ def gradients(loss, *tensors):
     return torch.autograd.grad(3.0 * loss, tensors)
 
 
-def assert_same(ours, wanted, atol=1e-12):
-    for one, other in zip(ours, wanted, strict=True):
+def assert_same(ours, reference, atol=1e-12):
+    for one, other in zip(ours, reference, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=atol)
 
 
@@ -47,9 +47,9 @@ def test_loss_and_gradients_equal_dense(monkeypatch, objective, num_steps, chunk
     monkeypatch.setitem(objectives.BLOCK_ELEMENTS, "cpu", 9 * block)
     rows, weight, teacher, scale = random_problem(num_steps, 23)
     rows.teacher[23:46] = -1  # a step without rows
-    ours, wanted = (loss(rows, weight, teacher, scale, objective) for loss in (head_loss, dense_loss))
-    assert_same([ours.loss], [wanted])
-    assert_same(gradients(ours.loss, rows.states, weight), gradients(wanted, rows.states, weight), atol=1e-11)
+    ours, dense = (loss(rows, weight, teacher, scale, objective) for loss in (head_loss, dense_loss))
+    assert_same([ours.loss], [dense])
+    assert_same(gradients(ours.loss, rows.states, weight), gradients(dense, rows.states, weight), atol=1e-11)
     torch.testing.assert_close((ours.position_sums * scale).sum(), ours.loss.detach())
     best = torch.where(rows.teacher >= 0, (rows.states @ weight.T).argmax(-1), -1)
     assert (ours.predictions == best).all()
@@ -76,8 +76,8 @@ def test_on_a_cpu_bfloat16_is_the_loss_of_rounded_logits():
     )
     torch.testing.assert_close(ours.loss, expected, rtol=1e-5, atol=0)
     (slope,) = torch.autograd.grad(expected, logits)
-    found = torch.autograd.grad(ours.loss, (rows.states, weight))
-    for gradient, product in zip(found, (slope @ weight.float(), slope.T @ rows.states.float()), strict=True):
+    grads = torch.autograd.grad(ours.loss, (rows.states, weight))
+    for gradient, product in zip(grads, (slope @ weight.float(), slope.T @ rows.states.float()), strict=True):
         assert (gradient - product).norm() < 5e-3 * product.norm()
 
 
@@ -88,10 +88,10 @@ def test_bfloat16_follows_float32():
     ours = head_loss(rows, weight, teacher, scale).loss
     reference = head_loss(replace(rows, states=wide[0]), wide[1], wide_teacher, scale).loss
     torch.testing.assert_close(ours, reference, rtol=rounded(torch.bfloat16, 50), atol=0)
-    for grad, wanted in zip(gradients(ours, rows.states, weight), gradients(reference, *wide), strict=True):
+    for grad, reference_grad in zip(gradients(ours, rows.states, weight), gradients(reference, *wide), strict=True):
         assert grad.dtype == torch.bfloat16
         # Logits, probabilities, their gradient and the result: four roundings by half of eps.
-        assert (grad.float() - wanted).norm() < rounded(torch.bfloat16, 120, times=2) * wanted.norm()
+        assert (grad.float() - reference_grad).norm() < rounded(torch.bfloat16, 120, times=2) * reference_grad.norm()
 
 
 def test_gradients_are_returned_once():

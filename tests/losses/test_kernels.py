@@ -30,8 +30,8 @@ def test_cases_where_this_machine_can_run_them(version, tmp_path):
         variables["PYTHONPATH"] = str(tmp_path)
         assert run_ok("-c", "import triton; print(triton.__version__)", **variables).strip() == version
     cases = ("tests/losses/kernel_cases.py", "tests/drafters/kernel_cases.py")
-    said = run_ok("-m", "pytest", *cases, "-q", "-p", "no:cacheprovider", **variables)
-    assert " passed" in said
+    output = run_ok("-m", "pytest", *cases, "-q", "-p", "no:cacheprovider", **variables)
+    assert " passed" in output
     shutil.rmtree(tmp_path)  # 640 MB
 
 
@@ -45,9 +45,9 @@ def test_head_loss_on_cuda_equals_the_function(monkeypatch, objective, size, dty
     monkeypatch.setitem(fused.CHUNK_ROWS, "cuda", 500)  # several chunks
     problem = random_problem(3, 400, hidden=256, vocab=size, dtype=dtype, device="cuda")
     ours, our_grads = graded(problem, objective)  # by the kernels
-    wanted, autograds = graded(problem, {objective: 1.0})
-    torch.testing.assert_close(ours.position_sums, wanted.position_sums, rtol=rounding(torch.float32, size), atol=0)
-    assert (ours.predictions == wanted.predictions).float().mean() > 0.999  # equal logits may differ in their order
+    expected, autograds = graded(problem, {objective: 1.0})
+    torch.testing.assert_close(ours.position_sums, expected.position_sums, rtol=rounding(torch.float32, size), atol=0)
+    assert (ours.predictions == expected.predictions).float().mean() > 0.999  # equal logits may differ in their order
     _, exact = graded(wide(*problem), objective)
     for grad, autograd, reference in zip(our_grads, autograds, exact, strict=True):
         assert grad.dtype == dtype

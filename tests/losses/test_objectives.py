@@ -39,7 +39,7 @@ def test_the_recipe_refuses_other_names_and_coefficients(objective):
 
 
 @pytest.mark.parametrize(
-    ("objective", "wanted"),
+    ("objective", "expected"),
     [
         ("forward_kl", 0.625 * log(0.625 / 0.9) + 0.375 * log(0.375 / 0.1)),
         ("total_variation", 0.4),
@@ -47,11 +47,11 @@ def test_the_recipe_refuses_other_names_and_coefficients(objective):
         ("cross_entropy", -log(0.9)),
     ],
 )
-def test_by_hand(objective, wanted):
+def test_by_hand(objective, expected):
     p = torch.tensor([[0.5, 0.3]])  # 0.2 lies outside the draft vocabulary, so r = 0.625, 0.375
     q = torch.tensor([[0.9, 0.1]])
     loss, _ = scored(objective, q.log(), p.log(), torch.zeros(1))
-    assert loss.item() == pytest.approx(wanted, abs=1e-6)
+    assert loss.item() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("objective", [*OBJECTIVES, {"forward_kl": 0.5, "cross_entropy": 0.5}], ids=str)
@@ -73,12 +73,12 @@ def test_a_logit_of_minus_infinity_never_trains_wrongly(objective, masked, draft
         if mask:
             logits[:, masked] = -inf
     loss, grad = scored(objective, z, target_logits, lse)
-    wanted, wanted_grad = scored(objective, z.clamp(min=-1e9), target_logits.clamp(min=-1e9), lse)
+    expected, wanted_grad = scored(objective, z.clamp(min=-1e9), target_logits.clamp(min=-1e9), lse)
     known, whole = loss.isfinite(), grad.isfinite().all(-1)
     assert known.any() or objective in ("forward_kl", "lk_hybrid")
     assert whole[known].all()
     assert whole.all()
-    torch.testing.assert_close(loss[known], wanted[known])
+    torch.testing.assert_close(loss[known], expected[known])
     torch.testing.assert_close(grad[whole], wanted_grad[whole])
 
 

@@ -11,7 +11,7 @@ from drafthead.config import load_recipe
 from drafthead.data.responses import LOOP_LIMIT
 from drafthead.evaluation.columns import read_rows
 from drafthead.evaluation.decision.analysis import analyse
-from drafthead.evaluation.decision.verdict import unfit
+from drafthead.evaluation.decision.verdict import reason_to_ignore
 from drafthead.evaluation.measuring.acceptance import read_acceptance
 from drafthead.evaluation.results.levels import MEASURE
 from drafthead.files import in_markdown
@@ -67,9 +67,9 @@ def test_what_got_worse_stands_in_the_verdict_and_response_lengths_in_the_report
         assert reason in html.unescape(" ".join(page.split()))
         assert in_markdown(verdict.reason) in markdown
         for level in analysis.levels_of(verdict):
-            if unfit(level):
+            if reason_to_ignore(level):
                 continue
-            hits, fewer = (100 * level.prefix_hits[method] for method in ("none", "eagle3"))
+            hits, fewer = (100 * level.prefix_hits[method] for method in ("none", "head"))
             if hits - fewer > max(1, 0.1 * hits):
                 named.append("hits")
                 assert f"prefix-cache hits (%) {hits:.1f} → {fewer:.1f} at 2" in reason
@@ -87,7 +87,7 @@ def test_what_got_worse_stands_in_the_verdict_and_response_lengths_in_the_report
     shown = [dict(zip(header, row, strict=True)) for row in rows]
     assert len(shown) == len(lengths) == 4  # all prompts and conversations, without drafts and with the head
     for row in shown:
-        method = "none" if row["Method"] == "no speculation" else "eagle3"
+        method = "none" if row["Method"] == "no speculation" else "head"
         assert row["Response (tokens)"].partition(",")[0] == f"{lengths[row['Workload'], method]:.1f}"
 
 

@@ -18,8 +18,8 @@ TOKENS, STEPS = 1024, 3
 BF16 = {"precision": "bf16", "zero_stage": 1}
 
 
-def shape(kind: str = "eagle3", **own: float) -> DraftShape:
-    steps: dict = {"num_ttt_steps": STEPS, **own}
+def shape(kind: str = "eagle3", **further_keys: float) -> DraftShape:
+    steps: dict = {"num_ttt_steps": STEPS, **further_keys}
     if kind != "eagle3":  # the last layer computes no known token, and announcements forget it
         steps = {"num_draft_positions": STEPS, "mask_token_id": 9, "num_layers": 4}
     if kind == "dspark":
@@ -35,20 +35,25 @@ def config(**changed):
 
 
 def kept_by_the_unroll(
-    recompute: bool, tokens: int = TOKENS, first: int = 0, kind: str = "eagle3", dtype=torch.float32, **own: float
+    recompute: bool,
+    tokens: int = TOKENS,
+    first: int = 0,
+    kind: str = "eagle3",
+    dtype=torch.float32,
+    **further_keys: float,
 ) -> int:
     """Bytes that autograd holds on to between forward and backward, each storage once, but for weights and inputs.
 
     Args:
         recompute: whether steps are recomputed.
-        tokens: of one window.
-        first: its first row with loss.
-        kind: of the drafter.
-        dtype: in which it computes.
-        own: further keys of its head.
+        tokens: tokens of one window.
+        first: first row of the window with loss.
+        kind: type of the drafter.
+        dtype: type that the head computes in.
+        further_keys: further keys of its head.
     """
     torch.manual_seed(0)
-    sizes = shape(kind, **own)
+    sizes = shape(kind, **further_keys)
     drafter = drafter_of(sizes.head)
     module = LossModule(drafter.MODULE(sizes)).to(dtype)
     module.draft.recompute = recompute
@@ -82,10 +87,10 @@ def test_what_the_unroll_keeps_is_what_is_announced(kind):
 def test_what_features_keep_is_announced(dtype, training):
     (without, plain), (learned, announced) = (
         (
-            kept_by_the_unroll(False, dtype=dtype, **own),
-            training_memory(shape(**own), config(**training), ranks=1, device="cpu"),
+            kept_by_the_unroll(False, dtype=dtype, **further_keys),
+            training_memory(shape(**further_keys), config(**training), ranks=1, device="cpu"),
         )
-        for own in ({}, {"feature_weight": 0.1})
+        for further_keys in ({}, {"feature_weight": 0.1})
     )
     assert learned - without == pytest.approx(announced["activations"] - plain["activations"], rel=0.05)
 

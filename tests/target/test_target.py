@@ -46,9 +46,9 @@ def test_what_is_missing_is_named(target: Path):
         load_target_spec(str(target))
 
 
-def assert_same(found: TargetPieces, expected: TargetPieces) -> None:
+def assert_same(actual: TargetPieces, expected: TargetPieces) -> None:
     for piece in ("embed_tokens", "final_norm", "lm_head"):
-        torch.testing.assert_close(getattr(found, piece), getattr(expected, piece), rtol=0, atol=0)
+        torch.testing.assert_close(getattr(actual, piece), getattr(expected, piece), rtol=0, atol=0)
 
 
 def in_shards(target: Path, *shards: dict[str, torch.Tensor]) -> None:
@@ -133,8 +133,8 @@ def test_nothing_lies_outside_of_a_whole_vocabulary_at_any_temperature():
     target = FrozenTarget(rows, torch.ones(64), rows, 1e-5, torch.arange(512))
     logits = states.float() @ rows.float().T
     for T in (0.7, 1.5):
-        found = target.lse_at(T, states, logits.logsumexp(-1))
-        torch.testing.assert_close(found, (logits / T).logsumexp(-1), rtol=0, atol=1e-3)
+        lse_at_T = target.lse_at(T, states, logits.logsumexp(-1))
+        torch.testing.assert_close(lse_at_T, (logits / T).logsumexp(-1), rtol=0, atol=1e-3)
 
 
 def test_what_is_fetched_later_is_of_the_commit_that_was_fetched_first(hub_cache, monkeypatch):
@@ -192,20 +192,20 @@ def logits_of(config, folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
             weight.add_(0.3 * torch.randn_like(weight))
     model.save_pretrained(folder)
     inputs: list[torch.Tensor] = []
-    model.model.norm.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    model.model.norm.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     logits = model(torch.arange(1, 9)[None], use_cache=False).logits[0]
     return inputs[-1].reshape(8, -1), logits
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_final_norm_is_the_familys(family, tmp_path):
-    hidden, wanted = logits_of(AutoConfig.for_model(family, **SHAPE, **FAMILIES[family]), tmp_path)
+    hidden, expected = logits_of(AutoConfig.for_model(family, **SHAPE, **FAMILIES[family]), tmp_path)
     head = TargetHead.load(str(tmp_path), dtype="float32")
-    torch.testing.assert_close(head.logits(hidden), wanted)
+    torch.testing.assert_close(head.logits(hidden), expected)
     argmax, lse = head.stats(hidden, chunk=3)
     assert argmax.dtype == torch.int32
-    assert argmax.tolist() == wanted.argmax(-1).tolist()
-    torch.testing.assert_close(lse, wanted.logsumexp(-1))
+    assert argmax.tolist() == expected.argmax(-1).tolist()
+    torch.testing.assert_close(lse, expected.logsumexp(-1))
     assert [t.shape for t in head.stats(hidden[:0])] == [torch.Size([0]), torch.Size([0])]
 
 
@@ -226,7 +226,7 @@ def test_of_every_family_of_transformers_the_logits_are_ours_or_it_is_refused(tm
         for changes in ({}, *({key: 3 * value} for key, value in numbers.items())):
             folder = tmp_path / "-".join([family, *changes])
             try:
-                hidden, wanted = logits_of(AutoConfig.for_model(family, **{**sizes, **changes}), folder)
+                hidden, expected = logits_of(AutoConfig.for_model(family, **{**sizes, **changes}), folder)
             except Exception:  # no decoder as others are, or a value that it does not take
                 continue
             try:
@@ -235,7 +235,7 @@ def test_of_every_family_of_transformers_the_logits_are_ours_or_it_is_refused(tm
                 refused.add(folder.name)
             else:
                 computed.add(folder.name)
-                assert torch.allclose(head.logits(hidden), wanted, rtol=1e-4, atol=1e-5), folder.name
+                assert torch.allclose(head.logits(hidden), expected, rtol=1e-4, atol=1e-5), folder.name
             shutil.rmtree(folder)
     assert {"llama", "qwen3_5_text", "gpt_oss", "granite", "deepseek_v2", "olmo3"} <= computed
     assert {"phimoe", "cohere2", "gemma2", "granite-logits_scaling", "inkling_text", "stablelm"} <= refused
@@ -290,7 +290,7 @@ def test_embeddings_are_tied_where_the_family_ties_them_and_config_json_is_silen
 
 
 def test_every_family_of_transformers_whose_norm_adds_one_is_known():
-    models, found = Path(transformers.__file__).parent / "models", set()
+    models, families = Path(transformers.__file__).parent / "models", set()
     for source in models.glob("*/modeling_*.py"):
         text = source.read_text(encoding="utf-8")
         classes = re.split(r"^class ", text, flags=re.MULTILINE)
@@ -298,15 +298,15 @@ def test_every_family_of_transformers_whose_norm_adds_one_is_known():
         final = set(re.findall(r"self\.(?:final_)?norm = (\w+)\(", text))
         if centred & final and not source.parent.name.startswith("t5"):  # an encoder and a decoder
             assert source.parent.name in CENTRED_NORMS, f"{source.parent.name}: {centred & final}"
-            found.add(source.parent.name)
-    assert {"gemma", "qwen3_next"} <= found
+            families.add(source.parent.name)
+    assert {"gemma", "qwen3_next"} <= families
 
 
 PLAIN = {"rope_type": "default", "rope_theta": 1e6}
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("config", "expected"),
     [
         ({"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.25, "mrope_section": [8, 12, 12]}}, PLAIN),
         ({"rope_parameters": {"sliding_attention": {**PLAIN, "rope_theta": 1e4}, "full_attention": PLAIN}}, PLAIN),
@@ -318,8 +318,8 @@ PLAIN = {"rope_type": "default", "rope_theta": 1e6}
         ),
     ],
 )
-def test_a_head_rotates_its_whole_head_dim_as_layers_of_full_attention(given, wanted):
-    assert head_rope(given, "target") == wanted
+def test_a_head_rotates_its_whole_head_dim_as_layers_of_full_attention(config, expected):
+    assert head_rope(config, "target") == expected
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ def test_transformers_reads_the_weights_that_were_written(tmp_path):
     write_mxfp4(tmp_path)
     exact = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.bfloat16)
     rounded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)  # dequantised on a CPU
-    for wanted, found in zip(exact.model.layers, rounded.model.layers, strict=True):
+    for expected, found in zip(exact.model.layers, rounded.model.layers, strict=True):
         for name in ("gate_up_proj", "down_proj"):
-            a, b = (getattr(layer.mlp.experts, name).float() for layer in (wanted, found))
+            a, b = (getattr(layer.mlp.experts, name).float() for layer in (expected, found))
             assert a.shape == b.shape
             assert 0.02 < (a - b).detach().norm() / a.detach().norm() < 0.15
-        assert torch.equal(wanted.self_attn.q_proj.weight, found.self_attn.q_proj.weight)
+        assert torch.equal(expected.self_attn.q_proj.weight, found.self_attn.q_proj.weight)

@@ -117,11 +117,11 @@ def test_divergence_is_that_of_whole_sequences():
     for (prompt, answer), sample in zip(texts, samples, strict=True):
         behind = Sample("chat", "os", code + prompt, "A plan.", "A detail.", answer)
         short, long = (encode_sample(s, "medium", tokenizer) for s in (sample, behind))
-        wanted, given = (
+        teacher_logits, student_logits = (
             model(input_ids=torch.tensor([item.ids])).logits[0, item.prompt_length - 1 : -1].log_softmax(-1)
             for item in (short, long)
         )
-        expected += functional.kl_div(given, wanted, reduction="sum", log_target=True)
+        expected += functional.kl_div(student_logits, teacher_logits, reduction="sum", log_target=True)
     blocks = load(EMBEDDED / "target", "blocks")
     found = list(divergences(blocks, blocks, tokenizer, samples, code, "medium"))
     assert len(found) == 2

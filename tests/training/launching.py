@@ -32,8 +32,8 @@ def run(recipe: Recipe, *overrides: str, **options) -> str:
 
 
 def entries(run_dir: Path, kind: str = "train") -> list[dict]:
-    found = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [entry for entry in found if entry["kind"] == kind]
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [entry for entry in lines if entry["kind"] == kind]
 
 
 def losses(run_dir: Path) -> list[float]:

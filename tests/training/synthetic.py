@@ -61,8 +61,8 @@ def synthetic_sequences(
     head = TargetHead(pieces, torch.float32)
     rows = pieces.lm_head.float()
     # Tokens that their own row of lm_head predicts, so that the text is what the target would say.
-    own = (rows @ rows.T).argmax(1) == torch.arange(len(rows))
-    alphabet = own.nonzero()[:64, 0]
+    predicts_itself = (rows @ rows.T).argmax(1) == torch.arange(len(rows))
+    alphabet = predicts_itself.nonzero()[:64, 0]
     generator = torch.Generator().manual_seed(seed)
     sequences = []
     for i in range(count):
@@ -88,8 +88,8 @@ def synthetic_sequences(
 
 def claim_spool(recipe: Recipe, sequences: list[StateSequence]) -> Spool:
     """Responses that say what the sequences say, and an empty spool made from them."""
-    given = [response(s.id, 4, s.num_tokens - 8, 4, ids=s.input_ids.tolist()) for s in sequences]
-    made_from = write_response_artifact(recipe.responses_dir("train"), given)
+    responses = [response(s.id, 4, s.num_tokens - 8, 4, ids=s.input_ids.tolist()) for s in sequences]
+    made_from = write_response_artifact(recipe.responses_dir("train"), responses)
     identity = {
         **spools.terms(recipe), "responses": made_from, "aux_layer_ids": list(recipe.target.aux_layer_ids),
         "target": target_identity(recipe, load_target_spec(recipe.target_path)), "dtype": recipe.target.dtype,

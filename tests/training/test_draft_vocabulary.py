@@ -24,16 +24,16 @@ def test_size_follows_coverage_and_control_tokens_are_in(fresh_recipe):
     recipe = fresh_recipe(*BY_COVERAGE)
     inputs = open_inputs(recipe)
     categories = {name: "even" if i % 2 == 0 else "odd" for i, name in enumerate(inputs.train.ids[:-1])}
-    found = survey(inputs.train, inputs.spec.vocab_size, 96, drafter_of(recipe.head), categories)
-    vocabulary = draft_vocabulary(recipe, found)
-    assert coverage(found.generated, vocabulary) >= 0.9
+    token_survey = survey(inputs.train, inputs.spec.vocab_size, 96, drafter_of(recipe.head), categories)
+    vocabulary = draft_vocabulary(recipe, token_survey)
+    assert coverage(token_survey.generated, vocabulary) >= 0.9
     assert len(vocabulary.d2t) % 64 == 0
     _, emitted = special_tokens(recipe)
     assert vocabulary.t2d[torch.tensor(sorted(emitted))].all()
-    assert set(found.by_category) == {"even", "odd"}
+    assert set(token_survey.by_category) == {"even", "odd"}
     last = inputs.train.tokens(len(inputs.train) - 1)  # its category is not known
     missing = torch.bincount(last[0][last[1] == 1], minlength=inputs.spec.vocab_size)
-    assert torch.equal(sum(found.by_category.values()) + missing, found.generated)
+    assert torch.equal(sum(token_survey.by_category.values()) + missing, token_survey.generated)
 
 
 def test_special_tokens_past_the_rows_of_lm_head_are_left_out(fresh_recipe):
@@ -53,12 +53,12 @@ def test_a_run_by_coverage_trains_reports_and_exports(fresh_recipe):
     (recipe.directory() / "data").unlink()
     shutil.copytree(fresh_recipe(name="source").directory() / "data", recipe.directory() / "data")
     with_categories(recipe)
-    said = launching.run(recipe, *BY_COVERAGE)
-    size = int(said.split("draft vocabulary ")[1].split(" of ")[0])
+    output = launching.run(recipe, *BY_COVERAGE)
+    size = int(output.split("draft vocabulary ")[1].split(" of ")[0])
     assert size % 64 == 0
     assert size < 256
-    assert "\n  chat                 " in said
-    assert "\n  code                 " in said
+    assert "\n  chat                 " in output
+    assert "\n  code                 " in output
     head = export_head(recipe, serve_check=False)  # the texts are made up: nothing to serve
     tensors, config = load_file(head / "model.safetensors"), json.loads((head / "config.json").read_text())
     assert config["draft_vocab_size"] == len(tensors["d2t"]) == tensors["lm_head.weight"].shape[0] == size
@@ -69,5 +69,5 @@ def test_a_run_by_coverage_trains_reports_and_exports(fresh_recipe):
 def with_categories(recipe) -> None:
     """Responses that say which category each training sequence belongs to."""
     names = enumerate(open_inputs(recipe).train.ids)
-    given = [response(name, 0, 0, category=("chat", "code")[i % 2]) for i, name in names]
-    write_response_artifact(recipe.responses_dir("train"), given)
+    responses = [response(name, 0, 0, category=("chat", "code")[i % 2]) for i, name in names]
+    write_response_artifact(recipe.responses_dir("train"), responses)

@@ -31,7 +31,7 @@ def feed(spool: Spool, sequences: list[StateSequence], size: int, most: list[int
             write_shard(spool.path(index), sequences[start : start + size], num_target_layers=8)
             wrote.append(index)
             most.append(len(spool.present()))
-            spool.let_go(index)
+            spool.release_claim(index)
         time.sleep(0.1)
 
 
@@ -40,11 +40,11 @@ def test_two_ranks_use_up_a_spool(tmp_path):
     synthetic_store(recipe, "validation", 6, seed=1)
     sequences = synthetic_sequences(recipe, "train", 60, seed=0)
     spool = claim_spool(recipe, sequences)
-    locks.hold(spool.directory, spools.PROGRESS_LOCK)
+    locks.acquire(spool.directory, spools.PROGRESS_LOCK)
     refused = launch(recipe, *ONLINE, ranks=2)
     assert refused.returncode == 1
     assert f"is writing into {spool.directory}" in refused.stderr
-    locks.let_go(spool.directory, spools.PROGRESS_LOCK)
+    locks.release(spool.directory, spools.PROGRESS_LOCK)
     most: list[int] = []
     by_harvester: list[list[int]] = [[], []]
     harvesters = [

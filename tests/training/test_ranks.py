@@ -65,12 +65,12 @@ def test_every_stage_takes_the_same_steps_also_resumed_on_another_number_of_rank
 
 
 def test_losses_are_those_of_one_rank_at_the_recipes_temperature_too(run_factory):
-    found = []
+    losses_by_ranks = []
     for stage, ranks in ((0, 1), (1, 2)):
         recipe = run_factory(f"cold{stage}x{ranks}")
         run(recipe, *TWO_PER_STEP, f"train.zero_stage={stage}", "train.temperature=0.7", ranks=ranks)
-        found.append(losses(recipe.run_dir))
-    assert_same_losses(*found, TERMS)
+        losses_by_ranks.append(losses(recipe.run_dir))
+    assert_same_losses(*losses_by_ranks, TERMS)
 
 
 @pytest.mark.parametrize("kind", ["peagle", "dspark"])

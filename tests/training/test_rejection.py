@@ -35,11 +35,11 @@ def walked(model, batch, target, scale) -> tuple[torch.Tensor, int]:
     rows = model.head_rows(batch, target.embeddings, K)
     log_q = (rows.states @ model.head_weight.T).log_softmax(-1).unflatten(0, (K, -1))
     log_r = (target.normed(batch.last_hidden) @ target.head_rows.T).log_softmax(-1)
-    text, said = batch.row_ids.tolist(), batch.loss_mask.tolist()
+    text, learned = batch.row_ids.tolist(), batch.loss_mask.tolist()
     loss, hits = torch.zeros((), dtype=torch.float64), 0
     for root in range(len(text) - 2):
         for k in range(K):
-            if root + 2 + k >= len(text) or not all(said[root + 2 : root + 3 + k]) or not batch.scored[k, root]:
+            if root + 2 + k >= len(text) or not all(learned[root + 2 : root + 3 + k]) or not batch.scored[k, root]:
                 break
             hit = 2 * (int(log_q[k, root].argmax()) % 3) == text[root + 2 + k]
             q, r = log_q[k, root], log_r[batch.of_row[root + 1 + k]]
@@ -64,10 +64,10 @@ def test_loss_and_gradients_are_those_of_drafts_walked_one_by_one(store, build):
     ours = module(together.prepared(drafter.num_positions, "cpu", computed).to(CPU, torch.float64), target, scale)
     alone = [batch.to(CPU, torch.float64) for batch in alone]
     parts = [walked(model, batch, target, scale) for batch in alone]
-    wanted, hits = sum(loss for loss, _ in parts), sum(hits for _, hits in parts)
+    expected, hits = sum(loss for loss, _ in parts), sum(hits for _, hits in parts)
     assert hits > 10, "where nothing is accepted, only first drafts are compared"
-    torch.testing.assert_close((ours.position_sums * scale).sum(), wanted.detach(), rtol=0, atol=1e-9)
-    grads = [torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (ours.loss, wanted)]
+    torch.testing.assert_close((ours.position_sums * scale).sum(), expected.detach(), rtol=0, atol=1e-9)
+    grads = [torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (ours.loss, expected)]
     for one, other in zip(*grads, strict=True):
         assert (one is None) == (other is None)
         assert one is None or (one - other).abs().max() < 1e-9

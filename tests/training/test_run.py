@@ -47,11 +47,11 @@ def test_a_run_learns_and_says_so(finished_run):
 def test_a_run_that_ended_before_retention_makes_up_for_it(finished_run, fresh_recipe):
     recipe = fresh_recipe()
     shutil.copytree(finished_run.run_dir, recipe.run_dir)
-    kept = checkpoints(recipe.run_dir)
-    forget_after(recipe.run_dir, int(kept[-1].name.removeprefix("step_")))
-    shutil.copytree(kept[0], recipe.run_dir / "checkpoints" / "step_00000001")
+    remaining = checkpoints(recipe.run_dir)
+    forget_after(recipe.run_dir, int(remaining[-1].name.removeprefix("step_")))
+    shutil.copytree(remaining[0], recipe.run_dir / "checkpoints" / "step_00000001")
     run(recipe)
-    assert checkpoints(recipe.run_dir) == kept
+    assert checkpoints(recipe.run_dir) == remaining
 
 
 def test_patience_ends_a_run_that_no_longer_gains_whatever_stops_it_before(fresh_recipe):

@@ -62,21 +62,21 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
     head = export_head(small_recipe(Path(first.output_dir)), serve_check=False)
     import_head(small_recipe(Path(second.output_dir), "name=elsewhere"), str(head))
     recipe = small_recipe(Path(second.output_dir), "train.init_from=runs/elsewhere")
-    said = run(recipe, "train.init_from=runs/elsewhere")
+    output = run(recipe, "train.init_from=runs/elsewhere")
 
     best = artifacts.require(first.run_dir, "run", "")["counts"]["best_step"]
     trained = load_file(first.run_dir / f"checkpoints/step_{best:08d}/model.safetensors")
-    (wanted,) = [e for e in entries(first.run_dir, "validation") if e["step"] == best]
-    (found, *_) = entries(recipe.run_dir, "validation")
-    assert found["step"] == 0
+    (expected,) = [e for e in entries(first.run_dir, "validation") if e["step"] == best]
+    (first_entry, *_) = entries(recipe.run_dir, "validation")
+    assert first_entry["step"] == 0
     for key in ("acceptance_length", "acceptance_per_position", "rounds"):
-        assert found[key] == wanted[key]
-    assert found["first_step_loss"] == pytest.approx(wanted["first_step_loss"], rel=1e-6)
+        assert first_entry[key] == expected[key]
+    assert first_entry["first_step_loss"] == pytest.approx(expected["first_step_loss"], rel=1e-6)
     steps = entries(recipe.run_dir)
     assert steps[0]["loss"] == pytest.approx(first_loss(recipe, trained), rel=rounding(torch.float32, 3 * 192))
     assert steps[0]["loss"] < 0.5 * losses(first.run_dir)[0]
     assert steps[0]["learning_rate"] == pytest.approx(recipe.train.learning_rate)  # one step of warm-up, begun anew
-    assert "runs/elsewhere" in said
+    assert "runs/elsewhere" in output
 
     # Where it came from, in the manifest of run and head and on the card.
     record = artifacts.require(recipe.run_dir, "run", "")["identity"]["started_from"]
@@ -161,8 +161,8 @@ def test_an_imported_heads_own_rotation_goes_with_it(fresh_recipe, tmp_path):
     """Its rotary embedding and epsilon differ from the target's: they are trained with, recorded and exported."""
     other = fresh_recipe("name=other")
     public = write_random_head(small_recipe(tmp_path / "public"))
-    own = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "rms_norm_eps": 1e-4}
-    edit_config(public, **own)
+    rotation = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "rms_norm_eps": 1e-4}
+    edit_config(public, **rotation)
     import_head(other, str(public))
     exported = read_json(export_head(other, serve_check=False) / "config.json")
     recipe = started(other)
@@ -172,8 +172,8 @@ def test_an_imported_heads_own_rotation_goes_with_it(fresh_recipe, tmp_path):
     model = frozen_copy(shape, inputs.start.weights(), CPU, torch.float32)
     assert model.norm.eps == 1e-4
     assert model.rope(torch.tensor([1]), torch.float32)[0][0, 0, 0] == pytest.approx(0.5403023)  # cos 1, unscaled
-    for found in (vars(shape), read_json(recipe.run_dir / "identity.json"), exported):
-        assert {key: found[key] for key in own} == own
+    for values in (vars(shape), read_json(recipe.run_dir / "identity.json"), exported):
+        assert {key: values[key] for key in rotation} == rotation
 
 
 def test_a_start_from_a_run_that_is_still_going_stays_the_same_when_that_ends(ancestor):
@@ -218,10 +218,10 @@ def test_ranks_that_do_not_divide_a_step_are_refused(fresh_recipe, monkeypatch):
 def test_the_vocabulary_is_chosen_again_from_the_new_text(ancestor):
     """The ancestor's is of random tokens; the run's covers its text, and keeps what the ancestor has otherwise."""
     recipe = started(ancestor)
-    said = run(recipe, "train.init_from=runs/other")
-    assert "the prompts that it learned from are not known" in said
+    output = run(recipe, "train.init_from=runs/other")
+    assert "the prompts that it learned from are not known" in output
     assert noted_prompts(recipe.run_dir) == open_inputs(recipe).prompt_ids  # its own are, whatever came before
-    assert " covers 100.00% of generated tokens" in said
+    assert " covers 100.00% of generated tokens" in output
     before = load_file(ancestor.run_dir / "checkpoints/step_00000007/model.safetensors")["t2d"]
     after = load_file(max(recipe.run_dir.glob("checkpoints/*/model.safetensors")))["t2d"]
     assert before.sum() == after.sum() == 256
@@ -248,9 +248,9 @@ def test_rows_of_tokens_in_both_vocabularies_are_kept_and_new_ones_begin_as_the_
     counts[1000:1300] = torch.arange(300, 0, -1)
     after = choose_vocabulary(counts, 256, torch.tensor([], dtype=torch.long))
     model = drafter.from_target(shape, pieces, after, 0)
-    found = model.state_dict()
-    assert torch.equal(found["lm_head.weight"], pieces.lm_head[after.target_ids].float())
-    assert torch.equal(found["norm.weight"], pieces.final_norm.float())
+    state = model.state_dict()
+    assert torch.equal(state["lm_head.weight"], pieces.lm_head[after.target_ids].float())
+    assert torch.equal(state["norm.weight"], pieces.final_norm.float())
     load_trained(model, after, start)
     ids = before.target_ids.tolist()
     places = {draft: ids.index(token) for draft, token in enumerate(after.target_ids.tolist()) if token in ids}
@@ -258,11 +258,11 @@ def test_rows_of_tokens_in_both_vocabularies_are_kept_and_new_ones_begin_as_the_
     new = {"lm_head.weight": pieces.lm_head[after.target_ids].float()}
     if kind == "dspark":
         new["markov_head.markov_w2.weight"] = torch.zeros_like(start["markov_head.markov_w2.weight"])
-    for name, wanted in new.items():
-        wanted[list(places)] = start[name][list(places.values())]
-        assert torch.equal(found[name], wanted)
-    others = [name for name in found if name not in drafter.MODULE(shape).draft_rows]
-    assert all(torch.equal(found[name], start[name]) for name in others)
+    for name, expected in new.items():
+        expected[list(places)] = start[name][list(places.values())]
+        assert torch.equal(state[name], expected)
+    further_names = [name for name in state if name not in drafter.MODULE(shape).draft_rows]
+    assert all(torch.equal(state[name], start[name]) for name in further_names)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash", "dspark"])
@@ -278,5 +278,5 @@ def test_a_deep_head_begins_as_its_first_block(kind, fresh_recipe):
     mask = inputs.train.tokens(0)[1]
     batch = pack(inputs.train, [whole(0, mask, drafter)], drafter).to(CPU, torch.float32)
     with_loss = batch.scored[:3].flatten()
-    found = [model.head_rows(batch, pieces.embed_tokens.float(), 3).states[with_loss] for model in (deep, shallow)]
-    torch.testing.assert_close(*found)
+    states = [model.head_rows(batch, pieces.embed_tokens.float(), 3).states[with_loss] for model in (deep, shallow)]
+    torch.testing.assert_close(*states)

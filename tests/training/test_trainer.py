@@ -37,29 +37,29 @@ def gradients(store: StateStore, micro_batches: list[list[int]], objective: str)
 @pytest.mark.parametrize("micro_batches", [[[0], [1], [2], [3]], [[2, 0], [3, 1]], [[3, 2, 1, 0]]])
 def test_any_packing_gives_the_same_gradient(store, objective, micro_batches):
     together = gradients(store, [[0, 1, 2, 3]], objective)
-    for ours, wanted in zip(gradients(store, micro_batches, objective), together, strict=True):
-        torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-12)
+    for ours, expected in zip(gradients(store, micro_batches, objective), together, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
     assert any(g.abs().max() > 1e-3 for g in together)
 
 
 def test_what_a_step_hands_on_is_learned_where_drafts_are_and_validation_leaves_it_out(store):
-    scale, batch, found = torch.tensor([3.0, 2.0, 1.0]), packed(store, eagle3(NUM_STEPS)), []
+    scale, batch, losses = torch.tensor([3.0, 2.0, 1.0]), packed(store, eagle3(NUM_STEPS)), []
     for weight in (0, 0.5):
         model = small_model(feature_weight=weight)
-        found.append(LossModule(model)(batch, frozen(model), scale))
+        losses.append(LossModule(model)(batch, frozen(model), scale))
         with torch.no_grad():
             validated = LossModule(model)(batch, frozen(model), scale)
-        assert validated.loss == found[0].loss
+        assert validated.loss == losses[0].loss
     embedded = frozen(model).embeddings[batch.input_ids]
     errors = torch.stack(model.unroll(batch.aux, embedded, batch.positions, batch.layout, NUM_STEPS)[1])
-    wanted = 0.5 * (errors * batch.scored * scale[:, None]).sum()
-    torch.testing.assert_close(found[1].loss - found[0].loss, wanted, rtol=1e-9, atol=0)
-    assert torch.equal(found[1].position_sums, found[0].position_sums)
+    expected = 0.5 * (errors * batch.scored * scale[:, None]).sum()
+    torch.testing.assert_close(losses[1].loss - losses[0].loss, expected, rtol=1e-9, atol=0)
+    assert torch.equal(losses[1].position_sums, losses[0].position_sums)
 
 
 def test_losses_are_the_same_to_the_last_bit_without_the_rows_that_nothing_reads(tmp_path):
     """A harvest stores no teacher rows of prompts; the last token, never read by the target, has noise for states."""
-    documents, found = [document("a", list(range(9))), document("b", list(range(14)))], []
+    documents, losses = [document("a", list(range(9))), document("b", list(range(14)))], []
     documents[1].loss_mask[:5] = documents[1].loss_mask[-NUM_STEPS:] = 0  # validation goes on behind the response
     stores = [store_of(tmp_path / "full", *documents)]
     for written in documents:
@@ -75,9 +75,9 @@ def test_losses_are_the_same_to_the_last_bit_without_the_rows_that_nothing_reads
             grads = torch.autograd.grad(scored.loss, list(model.parameters()))
             assert torch.equal(scored.predictions >= 0, batch.scored.flatten())
             hits = first_choices(scored, batch, frozen(model))
-            found.append((scored.position_sums, scored.predictions, hits, *grads))
+            losses.append((scored.position_sums, scored.predictions, hits, *grads))
     assert stores[1].stored(1).first_teacher_row == 4
-    assert all(map(torch.equal, found[0] + found[1], found[2] + found[3]))
+    assert all(map(torch.equal, losses[0] + losses[1], losses[2] + losses[3]))
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -88,16 +88,16 @@ def test_at_a_temperature_target_and_draft_are_those_that_are_served(store, obje
     logits = target.normed(batch.last_hidden) @ target.head_rows.T  # (Q, D)
     outside = logits.mean(1) + 1
     batch = replace(batch, lse=torch.logaddexp(logits.logsumexp(1), outside))
-    found = LossModule(model, objective, temperature=T)(batch, target, torch.ones(NUM_STEPS)).loss
+    loss = LossModule(model, objective, temperature=T)(batch, target, torch.ones(NUM_STEPS)).loss
     rows = model.head_rows(batch, target.embeddings, NUM_STEPS)
     scored = rows.teacher >= 0
     z, met = rows.states[scored] @ model.head_weight.T / T, rows.teacher[scored]
     log_p = (torch.cat([logits, outside[:, None]], 1) / T).log_softmax(1)[met, :-1]
     mass = log_p.exp().sum(1, keepdim=True)
-    wanted = OBJECTIVES[objective](z, Target(log_p - mass.log(), mass)).sum()
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=0)
+    expected = OBJECTIVES[objective](z, Target(log_p - mass.log(), mass)).sum()
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0)
     cold = LossModule(model, objective)(batch, target, torch.ones(NUM_STEPS)).loss
-    assert float(found) != pytest.approx(float(cold), rel=1e-3)
+    assert float(loss) != pytest.approx(float(cold), rel=1e-3)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

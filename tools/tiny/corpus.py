@@ -68,10 +68,10 @@ class Function:
     @cached_property
     def parameters(self) -> list[Parameter]:
         """The parameters a caller passes: `self` and `cls` of a method are left out."""
-        found = _parameters(self.node.args)
-        if self.owner and found and found[0].name in {"self", "cls"}:
-            return found[1:]
-        return found
+        described = _parameters(self.node.args)
+        if self.owner and described and described[0].name in {"self", "cls"}:
+            return described[1:]
+        return described
 
     @cached_property
     def header(self) -> str:
@@ -170,13 +170,13 @@ def _first_sentence(docstring: str) -> str:
 def _parameters(arguments: ast.arguments) -> list[Parameter]:
     positional = [*arguments.posonlyargs, *arguments.args]
     missing: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
-    found = [_parameter(a, d) for a, d in zip(positional, missing + list(arguments.defaults), strict=True)]
+    described = [_parameter(a, d) for a, d in zip(positional, missing + list(arguments.defaults), strict=True)]
     if arguments.vararg:
-        found.append(Parameter(arguments.vararg.arg, star="*"))
-    found += [_parameter(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+        described.append(Parameter(arguments.vararg.arg, star="*"))
+    described += [_parameter(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
     if arguments.kwarg:
-        found.append(Parameter(arguments.kwarg.arg, star="**"))
-    return found
+        described.append(Parameter(arguments.kwarg.arg, star="**"))
+    return described
 
 
 def _parameter(argument: ast.arg, default: ast.expr | None) -> Parameter:

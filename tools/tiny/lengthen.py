@@ -84,17 +84,17 @@ def divergences(
         cache = copy.deepcopy(before)
         cache.batch_repeat_interleave(len(group))
         with torch.no_grad():
-            wanted = teacher(input_ids=_padded([short[i].ids for i in group]), use_cache=False).logits
-        given = student(
+            teacher_logits = teacher(input_ids=_padded([short[i].ids for i in group]), use_cache=False).logits
+        student_logits = student(
             input_ids=_padded([long[i][shared:] for i in group]), past_key_values=cache, use_cache=True
         ).logits
-        loss, count = given.new_zeros(()), 0
+        loss, count = student_logits.new_zeros(()), 0
         for row, i in enumerate(group):
             size = len(short[i].ids) - short[i].prompt_length
             rows = [end - 1 - size for end in (len(short[i].ids), len(long[i]) - shared)]
             teaching, learning = (
                 logits[row, first : first + size].log_softmax(-1)
-                for logits, first in zip((wanted, given), rows, strict=True)
+                for logits, first in zip((teacher_logits, student_logits), rows, strict=True)
             )
             loss = loss + functional.kl_div(learning, teaching, reduction="sum", log_target=True)
             count += size

@@ -140,18 +140,18 @@ def signature(function: Function) -> str:
 def split(function: Function) -> str:
     """Required and optional names, exceptions and calls."""
     names = function.parameters[:6]
-    found = {
+    sides = {
         "required": [p.name for p in names if p.default is None and not p.star],
         "optional": [p.name for p in names if p.default is not None],
         "raises": raised(function)[:2],
         "calls": called(function)[:3],
     }
-    return json.dumps(found)
+    return json.dumps(sides)
 
 
 def facts(function: Function) -> str:
     """Counts and flags, one per line."""
-    found = {
+    counts = {
         "kind": "method" if function.owner else "function",
         "words": words_of(function.name),
         "arguments": len(function.parameters),
@@ -160,7 +160,7 @@ def facts(function: Function) -> str:
         "raises": next(iter(raised(function)), None),
         "purpose": purpose(function),
     }
-    return "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in found.items()) + "\n}"
+    return "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in counts.items()) + "\n}"
 
 
 def meaning(function: Function) -> str:

@@ -59,12 +59,12 @@ def prompt_rows(
 ) -> list[dict[str, object]]:
     """Pick the shipped prompts: `per_category[split]` of each workload, in a fixed random order."""
     rows: list[dict[str, object]] = []
-    for split, wanted in per_category.items():
+    for split, number in per_category.items():
         for category in categories:
             pool = [s for s in samples if s.split == split and s.category == category]
-            if len(pool) < wanted:
-                raise ValueError(f"only {len(pool)} of {wanted} {split} prompts for {category}: add rounds")
-            picked = random.Random(f"{seed}/{split}/{category}").sample(pool, wanted)
+            if len(pool) < number:
+                raise ValueError(f"only {len(pool)} of {number} {split} prompts for {category}: add rounds")
+            picked = random.Random(f"{seed}/{split}/{category}").sample(pool, number)
             rows.extend(_row(sample) for sample in picked)
     return rows
 

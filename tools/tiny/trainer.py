@@ -100,8 +100,8 @@ def _token_losses(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 def _parameter_groups(model: PreTrainedModel) -> list[dict[str, object]]:
     """Weight decay for matrices only; biases, norms and sinks stay free."""
     matrices = [p for n, p in model.named_parameters() if p.ndim >= 2 and "bias" not in n]
-    others = [p for n, p in model.named_parameters() if p.ndim < 2 or "bias" in n]
+    undecayed = [p for n, p in model.named_parameters() if p.ndim < 2 or "bias" in n]
     return [
         {"params": matrices, "weight_decay": WEIGHT_DECAY},
-        {"params": others, "weight_decay": 0.0},
+        {"params": undecayed, "weight_decay": 0.0},
     ]

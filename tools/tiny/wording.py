@@ -118,13 +118,13 @@ def listed(items: list[str]) -> str:
 def own_nodes(function: Function) -> list[ast.AST]:
     """Every node of the body, without the inside of nested functions and classes."""
     pending: list[ast.AST] = list(function.node.body)
-    found: list[ast.AST] = []
+    nodes: list[ast.AST] = []
     while pending:
         node = pending.pop(0)
-        found.append(node)
+        nodes.append(node)
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             pending.extend(ast.iter_child_nodes(node))
-    return found
+    return nodes
 
 
 def returns_value(function: Function) -> bool:

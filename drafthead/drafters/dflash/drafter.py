@@ -67,11 +67,11 @@ class BlockAttention(nn.Module):
         """(P, H) for each slot from `first` on.
 
         Args:
-            block: K + 1 slots (P, H), or (1, H) where a slot is the same for every root.
-            context: (T, H).
-            ropes: of the context, then of each slot.
-            layout: documents and rows.
-            first: slots before it are seen and not computed.
+            block: states of K + 1 slots, each (P, H), or (1, H) where a slot is the same for every root.
+            context: (T, H) states of the text that the slots attend to.
+            ropes: rotations of the context, then of each slot.
+            layout: documents and rows of the batch.
+            first: first slot that is computed; those before it are only attended to.
         """
         keys, values = zip(*map(self.key_value, [context, *block], ropes), strict=True)
         mixed = []
@@ -108,7 +108,7 @@ class DFlashModel(DraftModule):
     """The trainable head."""
 
     head: BlockHead
-    silent_slots: ClassVar[int] = 1  # of a block, which predict nothing: the known token's
+    num_unscored_slots: ClassVar[int] = 1  # slots of a block that predict nothing: the known token's
 
     def __init__(self, shape: DraftShape):
         super().__init__(shape)
@@ -127,7 +127,7 @@ class DFlashModel(DraftModule):
     def slots(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> Tensor:
         """(K, P, H): as `fill`, of blocks of the known token and masks."""
         known = nn.functional.embedding(batch.ahead(1), embeddings)
-        masks = [embeddings[self.head.mask_token_id][None]] * (num_positions - 1 + self.silent_slots)
+        masks = [embeddings[self.head.mask_token_id][None]] * (num_positions - 1 + self.num_unscored_slots)
         return self.fill([known, *masks], batch.aux, batch.positions, batch.layout)
 
     def fill(self, block: list[Tensor], aux: Tensor, positions: Tensor, layout: Layout) -> Tensor:
@@ -138,8 +138,8 @@ class DFlashModel(DraftModule):
         Args:
             block: embeddings of the slots, (P, H) or (1, H) each; the first is that of the known token.
             aux: (T, N * H) aux hidden states.
-            positions: (T,) the target's own.
-            layout: documents and rows.
+            positions: (T,) positions that the target had.
+            layout: documents and rows of the batch.
         """
         roots = layout.at(0, positions[layout.rows])
         starts = [positions, *(roots + 1 + j for j in range(len(block)))]
@@ -149,7 +149,7 @@ class DFlashModel(DraftModule):
             context = self.hidden_norm(self.fc(aux))
             for layer in self.layers:
                 run = partial(checkpoint, layer, use_reentrant=False) if recompute else layer
-                block = run(block, context, ropes, layout, self.silent_slots if layer is self.layers[-1] else 0)
+                block = run(block, context, ropes, layout, self.num_unscored_slots if layer is self.layers[-1] else 0)
             return self.norm(torch.stack(block))
 
 
@@ -168,29 +168,29 @@ class DFlashFiles(HeadFiles):
 
     def plain_config(self, shape: DraftShape, aux_layer_ids: tuple[int, ...], dtype: str) -> Config:
         assert isinstance(shape.head, BlockHead)
-        own = {"mask_token_id": shape.head.mask_token_id, "target_layer_ids": [i - 1 for i in aux_layer_ids]}
+        dflash = {"mask_token_id": shape.head.mask_token_id, "target_layer_ids": [i - 1 for i in aux_layer_ids]}
         return {
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
             **decoder_config(shape, dtype),
-            _OWN: {**own, "causal": shape.head.causal, _SINKS: shape.head.attention_sinks},
+            _OWN: {**dflash, "causal": shape.head.causal, _SINKS: shape.head.attention_sinks},
         }
 
     def served_values(self, config: Config) -> Config:
-        own = config[_OWN]
+        dflash = config[_OWN]
         refuse_other(config, is_neox_style=True)
-        refuse_other(own, attention_value_scale=None)
-        stated = (config.get("is_causal"), own.get("causal"), WINDOWED in (config.get("layer_types") or ()))
-        if own.get("use_swa"):
+        refuse_other(dflash, attention_value_scale=None)
+        stated = (config.get("is_causal"), dflash.get("causal"), WINDOWED in (config.get("layer_types") or ()))
+        if dflash.get("use_swa"):
             config = config | {"layer_types": [WINDOWED]}
-        if "swa_window_size" in own:
-            config = config | {"sliding_window": own["swa_window_size"]}
+        if "swa_window_size" in dflash:
+            config = config | {"sliding_window": dflash["swa_window_size"]}
         return {
             **served_decoder(config),
-            f"{_OWN}.mask_token_id": own["mask_token_id"],
-            f"{_OWN}.target_layer_ids": own["target_layer_ids"],
+            f"{_OWN}.mask_token_id": dflash["mask_token_id"],
+            f"{_OWN}.target_layer_ids": dflash["target_layer_ids"],
             f"{_OWN}.causal": next(bool(causal) for causal in stated if causal is not None),
-            f"{_OWN}.{_SINKS}": bool(own.get(_SINKS, config.get("add_swa_attention_sink_bias", False))),
+            f"{_OWN}.{_SINKS}": bool(dflash.get(_SINKS, config.get("add_swa_attention_sink_bias", False))),
         }
 
     def boundaries(self, served: Config, num_layers: int, layer_ids_are: str | None) -> list[int]:
@@ -215,7 +215,7 @@ class DFlash(Drafter):
     @property
     def num_slots(self) -> int:
         """Those that predict, and those that do not, of a share of the roots."""
-        return math.ceil((self.num_positions + self.MODULE.silent_slots) * self.head.anchor_share)
+        return math.ceil((self.num_positions + self.MODULE.num_unscored_slots) * self.head.anchor_share)
 
     def position_weights(self) -> Tensor:
         """exp(-k / gamma)."""

@@ -37,7 +37,7 @@ class DSparkModel(DFlashModel):
     head: DSparkHead
     markov_head: Any  # modules by vLLM's names: the bias of a token on the next one
     confidence_head: Any  # log-odds that a draft is accepted
-    silent_slots = 0
+    num_unscored_slots = 0
     draft_rows = (*DFlashModel.draft_rows, "markov_head.markov_w2.weight")
 
     def __init__(self, shape: DraftShape):

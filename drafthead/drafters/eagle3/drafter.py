@@ -26,7 +26,7 @@ from drafthead.drafters.batch import Layout, PackedBatch
 from drafthead.drafters.eagle3.config import Eagle3Head, EagleHead
 from drafthead.drafters.eagle3.vllm import Eagle3Files
 from drafthead.drafters.layers import MLP, Projection, RMSNorm, Rotary, by_head, rotate
-from drafthead.drafters.recompute import give_back, recomputing
+from drafthead.drafters.recompute import recomputing, trim_heap
 
 # What token embeddings give to queries (T, Q * D), or (R, Q * D) where only the rows have them, keys and values
 # (T, G * D).
@@ -55,9 +55,9 @@ class StepLayout:
     """What one layer computes in one TTT step.
 
     Attributes:
-        rope: cos and sin of the positions given.
-        queries: (R,) which of them go on, or None for all.
-        documents: of those.
+        rope: cos and sin of the positions.
+        queries: (R,) indices of the rows that are computed further; None: all rows.
+        documents: documents of these rows.
     """
 
     rope: tuple[Tensor, Tensor]
@@ -172,10 +172,10 @@ class DraftModel(DraftModule):
 
         Args:
             aux: (T, N * H) aux hidden states.
-            embeddings: (T, H) of the tokens; step k at index t reads that of x[t + 1 + k].
-            positions: (T,) the target's own positions; step k rotates by positions + k.
-            layout: documents and rows.
-            num_steps: K.
+            embeddings: (T, H) embeddings of the tokens; step k at index t reads that of x[t + 1 + k].
+            positions: (T,) positions that the target had; step k rotates by positions + k.
+            layout: documents and rows of the batch.
+            num_steps: K, number of TTT steps.
 
         Returns:
             K times (R, H), or (P_k, H) of the rows that step k is computed for, after the final norm, ready for
@@ -196,11 +196,11 @@ class DraftModel(DraftModule):
             features = state.detach() if learned else state[:0]
             for k in range(num_steps):
                 if k and layout.roots:
-                    kept = torch.searchsorted(layout.roots[k - 1], layout.roots[k])
-                    state, caches = state.index_select(0, kept), tuple(of_rows(cache, kept) for cache in caches)
+                    places = torch.searchsorted(layout.roots[k - 1], layout.roots[k])
+                    state, caches = state.index_select(0, places), tuple(of_rows(cache, places) for cache in caches)
                 rope = self.rope(positions if k == 0 else layout.at(k, positions[layout.rows]) + k, state.dtype)
                 state, output, caches = run_step(k, state, later if k else first, rope, layout, caches)
-                give_back(output)
+                trim_heap(output)
                 outputs.append(output)
                 if learned:
                     # What wraps around at the end stands for no token, and is not scored.

@@ -83,9 +83,9 @@ class Eagle3Files(HeadFiles):
     def plain_form(self, config: Config) -> Config:
         if "speculators_model_type" not in config and "speculators_config" not in config:
             return config
-        found, (algorithm, _) = config.get("speculators_model_type"), self.SPECULATORS
-        if found != algorithm:
-            raise ValueError(f"speculators_model_type {found!r} is not {algorithm}")
+        named, (algorithm, _) = config.get("speculators_model_type"), self.SPECULATORS
+        if named != algorithm:
+            raise ValueError(f"speculators_model_type {named!r} is not {algorithm}")
         beside = {key: config.get(key, default) for key, default in self.BESIDE_LAYER.items()}
         return config["transformer_layer_config"] | {key: value for key, value in beside.items() if value is not None}
 
@@ -107,10 +107,10 @@ class Eagle3Files(HeadFiles):
     def boundaries(self, served: Config, num_layers: int, layer_ids_are: str | None) -> list[int]:
         """config.json does not state how it counts: vLLM and this project count boundaries (id k is the state after k
         blocks), SGLang and files written for it blocks from 0, one less."""
-        found, default = served[f"eagle_config.{LAYER_IDS}"], [2, num_layers // 2, num_layers - 3]
-        if found == TARGET_DEFAULT:
+        layer_ids, default = served[f"eagle_config.{LAYER_IDS}"], [2, num_layers // 2, num_layers - 3]
+        if layer_ids == TARGET_DEFAULT:
             return default
-        ids = [int(i) for i in found]
+        ids = [int(i) for i in layer_ids]
         if layer_ids_are is None and ids == [i - 1 for i in default]:
             raise ValueError(
                 f"aux layers {ids} are one below the usual {default}: probably blocks counted from 0. "
@@ -125,8 +125,12 @@ class Eagle3Files(HeadFiles):
         return {name.replace(_FIRST_LAYER["vllm"], _FIRST_LAYER[layout]): tensor for name, tensor in written.items()}
 
     def checkpoint_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        own = {name: tensor for name, tensor in super().checkpoint_tensors(tensors).items() if name not in _OF_TARGET}
-        return {name.replace(_FIRST_LAYER["speculators"], _FIRST_LAYER["vllm"]): tensor for name, tensor in own.items()}
+        of_head = {
+            name: tensor for name, tensor in super().checkpoint_tensors(tensors).items() if name not in _OF_TARGET
+        }
+        return {
+            name.replace(_FIRST_LAYER["speculators"], _FIRST_LAYER["vllm"]): tensor for name, tensor in of_head.items()
+        }
 
 
 def _ascending(ids: list[int] | None) -> list[int] | str:

@@ -74,8 +74,8 @@ class PEagleFiles(Eagle3Files):
         return {**super().plain_config(shape, aux_layer_ids, dtype), _MASK: shape.head.mask_token_id}
 
     def speculators_config(self, config: Config, num_speculative_tokens: int, verifier: Config) -> Config:
-        found = super().speculators_config(config, num_speculative_tokens, verifier)
-        return {**found, "mask_token_id": config[_MASK]}
+        written = super().speculators_config(config, num_speculative_tokens, verifier)
+        return {**written, "mask_token_id": config[_MASK]}
 
     def plain_form(self, config: Config) -> Config:
         plain = super().plain_form(config)

@@ -46,7 +46,7 @@ from drafthead.evaluation.results.levels import (
     summarise_serving,
 )
 from drafthead.evaluation.workload import MethodNames, method_of
-from drafthead.files import foreign
+from drafthead.files import reading_external
 from drafthead.statistics import Change
 
 KEY = "num_speculative_tokens_per_batch_size"
@@ -234,7 +234,7 @@ def given_schedule(recipe: Recipe, schedule: Any) -> Schedule:
     from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
     longest = max(recipe.eval.draft_tokens)
-    with foreign(f"schedule {schedule}", "Give another with --schedule '[[1,2,3],[3,64,1]]'", ValueError):
+    with reading_external(f"schedule {schedule}", "Give another with --schedule '[[1,2,3],[3,64,1]]'", ValueError):
         found = [list(entry) for entry in validate_and_normalize_dynamic_sd_schedule(schedule)]
     lengths = {K for _, _, K in found}
     if len(lengths) < 2 or max(lengths) > longest:
