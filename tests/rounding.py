@@ -17,7 +17,7 @@ def rounding(dtype: torch.dtype, terms: int, steps: int = 0) -> float:
 
     Args:
         dtype: type of the additions.
-        terms: of the longest sum on the way to the result; as many times as such sums follow one another.
+        terms: number of terms of the longest sum on the way to the result, times the number of such sums in a row.
         steps: optimiser steps before it; each begins where the one before it led to, and adds an error of its own.
     """
     return (1 + steps) * torch.finfo(dtype).eps * math.sqrt(terms)

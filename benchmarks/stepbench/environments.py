@@ -26,7 +26,7 @@ class Contestant:
         requirements: packages that are installed for the contestant; none for ours, which runs in this environment.
         variants: ways of running on a CPU, the rows of the table.
         gpu_variants: ways of running on a GPU.
-        parallel: its way of training P-EAGLE, DFlash and DSpark; None: it does not, or not in a step of its own.
+        parallel: way of training P-EAGLE, DFlash and DSpark; None: there is none, or not as a separate step.
     """
 
     name: str

@@ -36,7 +36,7 @@ class Plan:
         train, validation: directories of the states.
         steps: documents of every optimiser step.
         checked: index of the validation document that is drafted for.
-        learning_rate: of AdamW in the variant `same`.
+        learning_rate: learning rate of AdamW in the variant `same`.
     """
 
     shape: Shape

@@ -22,7 +22,7 @@ class StateStore(Sequences):
     Attributes:
         aux_layer_ids: aux layers of every sequence, ascending.
         ids: prompt id of every sequence.
-        groups: which sequences may be shuffled together, as ranges that cover all of them in order.
+        groups: sequences that may be shuffled together, as ranges that cover all of them in order.
         epoch_stride: number added to a sequence's index from one epoch to the next.
 
     Raises:

@@ -62,8 +62,8 @@ class RequestTimes:
         gaps_s: times between chunks; a chunk carries all tokens of one verification step.
         latency_s: time from sending to the last token.
         text: the output with its special tokens.
-        ttfot_s: from sending to the first token of the final channel, or of any where there are no channels; NaN where
-            none came or it was not measured.
+        ttfot_s: time from sending to the first token of the final channel, or of any where there are no channels;
+            NaN where none came or it was not measured.
         accepted_by_step: draft tokens accepted at every verification step that had a draft, in order; empty where the
             server does not say.
     """

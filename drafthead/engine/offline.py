@@ -156,7 +156,7 @@ def offline_engine(recipe: Recipe, *, seeded: bool = False, **more: Any) -> Iter
     """A running `vllm.LLM` on the recipe's target, shut down and freed when the block ends.
 
     Args:
-        recipe, seeded, more: as in `engine_arguments`; with `speculative_config`, say, it drafts.
+        recipe, seeded, more: arguments of `engine_arguments`; with `speculative_config` the engine drafts.
 
     Raises:
         ValueError: vLLM is not installed, or the recipe has tensor parallelism on CPU.

@@ -40,10 +40,10 @@ def lengthen(
 
     Args:
         student, teacher: fp32, of the gpt-oss architecture, loaded with `attn_implementation="blocks"`.
-        tokenizer: theirs, with the chat template.
+        tokenizer: tokenizer of both models, with the chat template.
         samples: questions and answers.
         code: text to stand before each of some questions, given the tokens of the longest such prompt.
-        steps: of the optimiser.
+        steps: number of optimiser steps.
     """
     choose = random.Random(0)
     optimizer = torch.optim.AdamW(student.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.97), weight_decay=0.01)
