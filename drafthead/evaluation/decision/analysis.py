@@ -147,12 +147,13 @@ def verdicts_of(
 
     The workload of the traffic comes first, and of each the head, then the method that gains most; endpoints last.
 
-    The traffic is eval.traffic, if no other is given. Where it names no workload it is all prompts, and
-    conversations decide where the head loses on them: one that costs more in lost prefix-cache hits than its drafts
-    bring is not deployed, however fast it answers prompts that share nothing. A draft length that loses there is
-    chosen last, and they are judged at the one that was chosen. Where the head is not served, the first method
-    takes its place. Raises: ValueError: the traffic's workload was not measured, or no load is of fixed
-    concurrency.
+    The traffic is eval.traffic, if no other is given. Where it names no workload it is all prompts, and conversations
+    decide where the head loses on them: one that costs more in lost prefix-cache hits than its drafts bring is not
+    deployed, however fast it answers prompts that share nothing. A draft length that loses there is chosen last, and
+    they are judged at the one that was chosen. Where the head is not served, the first method takes its place.
+
+    Raises:
+        ValueError: the traffic's workload was not measured, or no load is of fixed concurrency.
     """
     by_setting: dict[tuple[str, float, int], tuple[dict[int, float], list[Verdict]]] = {}
     traffic = traffic or recipe.eval.traffic
