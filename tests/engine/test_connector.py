@@ -89,8 +89,8 @@ def test_every_boundary_equals_transformers(harvested: Harvest, reference: torch
             assert sequence.aux[8].dtype == torch.float32
             expected = capture(reference, text, BOUNDARIES)  # (T, C, H)
             for boundary in BOUNDARIES:
-                stored, reference = sequence.aux[boundary], expected[:, boundary]
-                torch.testing.assert_close(stored, reference, rtol=1e-3, atol=1e-3 * reference.abs().max().item())
+                stored, of_family = sequence.aux[boundary], expected[:, boundary]
+                torch.testing.assert_close(stored, of_family, rtol=1e-3, atol=1e-3 * of_family.abs().max().item())
 
 
 @torch.no_grad()

@@ -107,7 +107,6 @@ def test_rows_of_another_recipe_are_not_taken_for_its_own(compared):
         ("wide: [head.num_layers=2]", ["--heads", "narrow"], "wide"),
         (None, ["--heads", "dflash"], "--mask-token-id"),
         (None, ["--heads", "dspark", "--mask-token-id", "9", "--serve"], "--serve: .*no dspark head"),
-        ("none: []", ["--layers", "1", "--serve"], "none_l1"),  # which is the baseline's name in an evaluation
     ],
 )
 def test_variants_that_cannot_be_trained_or_served_are_refused(text, more, named, tmp_path, capsys, monkeypatch):
