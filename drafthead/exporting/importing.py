@@ -29,6 +29,7 @@ _HEAD = "the head"  # in messages of what else reads the files of targets
 _MASK = "mask_embedding.pt"  # vLLM reads it in place of the mask token's row
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _ANOTHER = "Fetch the head again, or give one of head.type for this target"
+_AS_IT_IS = "Give one of head.type for this target, or measure this one as it is, as a method of eval.methods"
 log = logging.getLogger(__name__)
 
 
@@ -53,7 +54,7 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
     files = drafter_of(recipe.head).vllm
     _check_type(recipe.head, config)
-    with reading_external(public, _ANOTHER):
+    with reading_external(public, _ANOTHER, unsupported=_AS_IT_IS):
         named = files.checkpoint_tensors(tensors)
         shape, aux_layer_ids = files.describe(config, named, spec, layer_ids_are)
         check_aux_layer_ids(spec, aux_layer_ids)
@@ -64,7 +65,7 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
     trained = shape.head.sliding_window
     window = {} if recipe.head.sliding_window == trained else {"trained_window": trained}
     pieces = load_pieces(recipe.target_path, recipe.target.revision)
-    with reading_external(public, _ANOTHER):
+    with reading_external(public, _ANOTHER, unsupported=_AS_IT_IS):
         weights = completed(named, shape, pieces)
         check_tensors(weights, shape)
     published = {path.name: sha256_file(path) for path in sorted(public.glob("*.safetensors"))}
